@@ -2,11 +2,9 @@
 
 import importlib
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
-from networks import NETWORKS
 from same import near
 from torch import nn
 
@@ -109,13 +107,6 @@ def test_a_file_of_a_package_s_name_hides_no_package(mine, task):
     assert importlib.import_module("colorsys").rgb_to_hsv
 
 
-def test_a_network_that_takes_tensors_by_name_is_checked(task):
-    network, x = NETWORKS["bert"].make(), NETWORKS["bert"].inputs(4)
-    bring.check(network, x, replace(task, classes=("a", "b", "c")))
-    with pytest.raises(ValueError, match=r"logits \[batch, 10\].*got \[2, 3\]"):
-        bring.check(network, x, task)
-
-
 def test_a_pickle_is_not_read(mine, task):
     class Danger:
         def __reduce__(self):
@@ -203,15 +194,3 @@ def test_wrong_sources_and_weights_are_refused(mine, task, name):
     torch.save(linear(4).state_dict(), mine / "other.pt")
     with pytest.raises(kind, match=words):
         bring.model(source, task, **more)
-
-
-def test_only_square_images_are_resized(task):
-    wide = data.Dataset(
-        torch.rand(3, 1, 8, 12), torch.arange(3), "wide", "test", tuple("abc")
-    )
-    assert [items.name for items in methods.suited("mine", wide, wide)] == [
-        "wide",
-        "wide",
-    ]
-    with pytest.raises(ValueError, match="must be square"):
-        methods.suited("mine", wide, task)

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from small_pages import ran_for
 
-from uqlab.runs import parameters
 from uqlab.study import published
 
 ROOT = Path(__file__).parents[1]
@@ -132,36 +130,3 @@ def test_a_run_is_the_papers_only_in_all_its_settings():
     ]
     assert published.differs(theirs, {**ours, "dataset": "mnist-mini"}) == ["dataset"]
     assert published.differs({"members": 4}, {}) == ["members"]
-
-
-@pytest.mark.parametrize(
-    ("page", "paper", "name"),
-    [
-        *[
-            ("02", "kirsch", "fig_4"),
-            ("03", "kirsch", "table_1"),
-            ("03", "kirsch", "table_2"),
-            ("04", "kirsch", "fig_5"),
-        ],
-        *[
-            ("06", "lora", "table_1"),
-            ("06", "lora", "table_4"),
-            ("08", "sve", "digest_1"),
-        ],
-        *[("09", "hydra", "table_1"), ("10", "hydra", "table_5")],
-    ],
-)
-def test_a_page_has_the_papers_settings_in_its_paper_profile_and_not_at_quick(
-    page, paper, name
-):
-    notebook = ran_for(page)
-    settings = getattr(getattr(published, paper), name).settings
-    values = parameters.defaults(notebook)
-    assert (
-        published.differs(settings, values | parameters.overrides(notebook, "paper"))
-        == []
-    )
-    assert (
-        published.differs(settings, values | parameters.overrides(notebook, "tiny"))
-        != []
-    )

@@ -274,7 +274,7 @@ def test_singular_vectors_are_held_but_not_stored(sets):
     assert row["stored"] == weights + row["trained"]
 
 
-@pytest.mark.parametrize("name", ["dropout", "masks", "laplace", "tiles"])
+@pytest.mark.parametrize("name", ["masks", "laplace", "tiles"])
 def test_trained_counts_the_network_that_members_are_found_in(name, sets):
     """Whoever has the backbone must get all of it; a frozen layer is theirs already."""
     net = models.vit(8, 4, width=16, layers=2, classes=10)

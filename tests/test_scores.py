@@ -14,7 +14,7 @@ from sklearn.covariance import LedoitWolf
 from small_networks import MAKERS, images, moved, vit
 from torch import nn
 
-from uqlab import data, ensembles, gradients, metrics, models, training
+from uqlab import ensembles, gradients, metrics
 from uqlab.study import scores
 from uqlab.study.scores import SCORES
 
@@ -274,34 +274,6 @@ def test_every_score_takes_implicit_ensembles_and_transformers(make):
             or name == "variation_ratio"
             or (score.needs_members and make is None)
         )
-
-
-def test_higher_is_more_uncertain_on_letters_for_a_network_of_digits():
-    train, test = (data.load("digits", split, limit=400) for split in ("train", "test"))
-    letters = data.load("letters", limit=200)
-    ensemble = ensembles.deep(lambda: models.mlp(64, (64,)), 3)
-    training.fit(
-        ensemble,
-        train.inputs,
-        train.labels,
-        epochs=12,
-        lr=0.01,
-        optimizer="adam",
-        progress=False,
-    )
-    scores.fit(SCORES, ensemble, train.inputs, train.labels)
-    known, strange = (
-        scores.values(SCORES, ensemble, each.inputs) for each in (test, letters)
-    )
-    assert {
-        n for n in SCORES if metrics.ood_detection(known[n], strange[n]).auroc < 0.75
-    } <= {"variation_ratio"}
-    assert (
-        metrics.ood_detection(
-            known["variation_ratio"], strange["variation_ratio"]
-        ).auroc
-        > 0.6
-    )  # four values
 
 
 def test_errors_say_what_to_do(case):

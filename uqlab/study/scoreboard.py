@@ -149,6 +149,7 @@ def _quality(model, test, validation, shifted):
     """Return the columns of the predictions."""
     z = training.predict(model, test.inputs)
     row = _basic(z, test) | {"brier": metrics.brier(z, test.labels)}
+    row["aurc"] = metrics.aurc(z, test.labels, -metrics.log_prediction(z).amax(1))
     for name, other in shifted.items():
         other = read(other)
         there = _basic(training.predict(model, other.inputs), other)
@@ -182,16 +183,15 @@ def _basic(z, data):
 
 
 def _detection(model, train, test, ood, scores):
-    """Return how well scores rank the test set and tell OOD inputs from it."""
+    """Return how well scores tell OOD inputs from the test set."""
     if model.members == 1:
         scores = [name for name in scores if not rating.SCORES[name].needs_members]
     left_out = rating.fit(scores, model, train.inputs, train.labels)
     for name, reason in left_out.items():
         warnings.warn(f"{name} is left out: {reason}", stacklevel=3)
     names = [name for name in scores if name not in left_out]
-    known = rating.values([*names, "msp"], model, test.inputs)
-    z = training.predict(model, test.inputs)
-    row = {"aurc": metrics.aurc(z, test.labels, known["msp"])}
+    known = rating.values(names, model, test.inputs)
+    row = {}
     for where, unfamiliar in ood.items():
         there = rating.values(names, model, read(unfamiliar).inputs)
         for name, score in there.items():
