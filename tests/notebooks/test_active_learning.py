@@ -1,9 +1,12 @@
 """Rows of labelling, and the study that reads them: at the smallest size, and as they are committed."""
 
+import itertools
+import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 import uqlab
 from uqlab import runs
@@ -14,6 +17,54 @@ ROOT = Path(uqlab.__file__).parents[1]
 COMMITTED = ROOT / "figures" / "real" / "11_gradient_uncertainty"
 STUDY = ROOT / "notebooks" / "studies" / "active_learning.ipynb"
 FIGURES = {"curves", "gradients", "collapse", "copies", "photographs"}
+
+
+def enumerated(z):
+    """I[y_1 .. y_n; member] by the sum over all labels of all inputs."""
+    p = z.softmax(2)
+    joint = own = 0.0
+    for labels in itertools.product(range(z.shape[2]), repeat=z.shape[1]):
+        each = p[:, torch.arange(z.shape[1]), torch.tensor(labels)].prod(1)
+        joint -= torch.special.xlogy(each.mean(), each.mean()).item()
+        own -= torch.special.xlogy(each, each).mean().item()
+    return joint - own
+
+
+@pytest.fixture
+def page():
+    """The functions of the rows' notebook that choose."""
+    cells = json.loads(parameters.find("labelling_rows").read_text())["cells"]
+    (code,) = ["".join(c["source"]) for c in cells if "def batch_bald" in str(c)]
+    names = {"torch": torch, "labelings": 1000}
+    exec(code[code.index("def choose") : code.index("def learned")], names)
+    return names
+
+
+def test_batch_bald_maximises_a_sum_over_all_labels(page):
+    z = 2 * torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(0)).double()
+    taken = []
+    for row in page["batch_bald"](z, 4, 0).tolist():
+        others = [other for other in range(6) if other not in taken]
+        found = {other: enumerated(z[:, [*taken, other]]) for other in others}
+        assert row == max(found, key=found.get)
+        taken.append(row)
+
+
+def test_a_sample_of_labelings_chooses_no_copies(page):
+    """Two undecided inputs, of which the one with the larger BALD is there three times."""
+    first = torch.tensor([[4.0, 0, 0], [0, 4, 0], [0, 4, 0], [4, 0, 0]]).double()
+    second = torch.tensor([[0, 3.0, 0], [0, 3, 0], [0, 0, 3], [0, 0, 3]]).double()
+    z = torch.stack([first, first, first, second], 1)
+    assert page["batch_bald"](z, 2, 0)[1] == 3
+    page["labelings"] = 20
+    assert len({*page["batch_bald"](z, 4, 0).tolist()}) == 4
+
+
+def test_the_largest_are_chosen_and_ties_are_drawn(page):
+    values = torch.tensor([0.0, 2, 1, 1, 1, 1, 3])
+    found = [page["choose"](values, 3, draw).tolist() for draw in range(40)]
+    assert {tuple(rows[:2]) for rows in found} == {(6, 1)}
+    assert {rows[2] for rows in found} == {2, 3, 4, 5}
 
 
 def labelled(folder, **changes):

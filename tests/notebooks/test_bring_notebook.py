@@ -9,7 +9,7 @@ import torch
 from small_runs import call
 from torch import nn
 
-from uqlab import data, ensembles, models, study, training
+from uqlab import data, ensembles, models, training
 
 PAGE = "16_bring_your_model"
 STUDY = "16_bring_your_model_study"
@@ -62,7 +62,7 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
     recorded = json.loads((mine / "report" / PAGE / "results.json").read_text())
     said = recorded["numbers"]["model"]
     assert said["what"] == "an ensemble of 3"
-    assert list(said["weights"]) == ["0.pt", "1.pt", "2.pt"]
+    assert list(said["weights"]) == ["three/0.pt", "three/1.pt", "three/2.pt"]
     rows = dict(
         zip(
             recorded["tables"]["report"]["index"],
@@ -176,8 +176,8 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
 
     torch.manual_seed(0)
     logits, labels = draw(3000)
-    far = {"far": draw(200, 4)[0]}
-    study.evaluate(logits, labels, far, save="run.npz", repeats=2)
+    far = draw(200, 4)[0]
+    np.savez("run.npz", logits=logits, labels=labels, ood_far=far)
     np.savez("same.npz", logits=draw(400)[0])
     np.savez("new.npz", logits=draw(400, 3)[0])
     result = call("report", "--logits", "run.npz", "--quiet")

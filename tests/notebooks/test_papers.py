@@ -101,23 +101,25 @@ def test_every_table_and_figure_stands_in_it_once(paper):
     expected = [f"fig_{n}" for n in range(1, figures + 1)] + [
         f"table_{n}" for n in range(1, tables + 1)
     ]
-    expected += [
-        name for name in dir(getattr(published, paper)) if name.startswith("digest")
-    ]
+    expected += [name for name in entries(paper) if name.startswith("digest")]
     assert sorted(shown + left) == sorted(expected)
-    assert set(dir(getattr(published, paper))) <= {*expected}
+    assert set(entries(paper)) <= {*expected}
     assert all(reason for _, _, reason in NOT_SHOWN)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the papers' text is not here")
 @pytest.mark.parametrize("paper", ["kirsch", "lora", "hydra"])
 def test_the_last_numbers_are_those_of_the_papers(paper):
-    text = (SHARED / getattr(published, paper).entry["text"]).read_text()
+    text = (SHARED / getattr(published, paper).text).read_text()
     numbers = [
         re.findall(rf"^[\d\s*]*{kind} (\d+):", text, re.MULTILINE)
         for kind in ("Figure", "Table")
     ]
     assert tuple(max(map(int, found)) for found in numbers) == LAST[paper]
+
+
+def entries(paper):
+    return [name for name in vars(getattr(published, paper)) if "_" in name]
 
 
 def listed(table, paper):
@@ -136,7 +138,7 @@ def decimals(text):
 
 def printed(paper, number):
     """The lines of a table in the paper's text, below its caption or above."""
-    text = (SHARED / getattr(published, paper).entry["text"]).read_text()
+    text = (SHARED / getattr(published, paper).text).read_text()
     parts = re.split(r"\n\s*\n", text)
     captions = [re.search(r"^[\d\s*]*Table (\d+):", p, re.MULTILINE) for p in parts]
     place = next(i for i, found in enumerate(captions) if found and found[1] == number)
@@ -155,7 +157,10 @@ def test_each_table_has_the_papers_rows_and_columns(paper):
         frames = [table.frame(dataset) for dataset in table.datasets]
         found = {f"{len(frames)}x{len(each)}x{each.shape[1]}" for each in frames}
         assert found == {shape}, number
-        spread = [table.frame(dataset, "deviations") for dataset in table.datasets]
+        deviations = {**table.entry, "data": table.entry.get("deviations", {})}
+        spread = [
+            published.Table("", deviations).frame(dataset) for dataset in table.datasets
+        ]
         for each, numbers in zip(spread, frames, strict=True):
             assert {*each.index} <= {*numbers.index}
             assert {*each.columns} <= {*numbers.columns}
@@ -206,7 +211,7 @@ def test_no_page_reads_the_numbers_that_are_said_to_be_on_none(paper):
         boards = "".join(re.findall("BOARDS.*", code))
         for board in re.findall(r"\((\d+(?:, \d+)+)\)", boards):
             seen |= {f"table_{number}" for number in board.split(", ")}
-    tables = {n for n in dir(getattr(published, paper)) if not n.startswith("fig")}
+    tables = {n for n in entries(paper) if not n.startswith("fig")}
     assert tables - listed(NO_PAGE, paper) <= seen
 
 
@@ -232,7 +237,7 @@ def test_pages_sections_and_figures_exist(paper, row):
 @pages
 def test_a_profile_that_is_named_alone_has_the_papers_settings(paper, row):
     names, _, here, setting = row
-    known = [name for name in named(names) if name in dir(getattr(published, paper))]
+    known = [name for name in named(names) if name in entries(paper)]
     profile = re.fullmatch(r"`(\w+)`(?: with ((?:`\w+=[^`]+`(?:, )?)+))?", setting)
     if not profile:
         assert not setting.startswith("`") or "`, but" in setting

@@ -8,6 +8,7 @@ from uqlab.metrics.calibration import (
     ece,
     ece_floor,
     fit_temperature,
+    quality,
 )
 from uqlab.metrics.detection import OOD, ood_detection
 from uqlab.metrics.intervals import (
@@ -25,7 +26,6 @@ from uqlab.metrics.quality import (
     log_prediction,
     macro_f1,
     nll,
-    quality,
 )
 from uqlab.metrics.selective import (
     augrc,

@@ -1,11 +1,22 @@
 """Whether confidence is what accuracy is: calibration errors, and a temperature."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from uqlab.core.checks import ArrayLike, as_tensor, at_least, finite
-from uqlab.metrics.quality import Pool, log_prediction, predict, residuals
+from uqlab.metrics.quality import (
+    Pool,
+    accuracy,
+    brier,
+    log_prediction,
+    macro_f1,
+    nll,
+    predict,
+    residuals,
+)
 from uqlab.metrics.selective import in_order
 from uqlab.uncertainty import bisected
 
@@ -14,8 +25,6 @@ def ece(
     logits: ArrayLike,
     labels: ArrayLike,
     bins: int = 15,
-    *,
-    pool: Pool = "probabilities",
 ) -> float:
     """Return the expected calibration error of the most probable class.
 
@@ -26,7 +35,7 @@ def ece(
     ----------
     Guo et al. 2017, "On calibration of modern neural networks".
     """
-    confidence, hit = _confidence(logits, labels, pool)
+    confidence, hit = _confidence(logits, labels)
     return _binned_gap(bins_of(confidence, bins), confidence - hit, bins)
 
 
@@ -84,15 +93,13 @@ def adaptive_ece(
     logits: ArrayLike,
     labels: ArrayLike,
     bins: int = 15,
-    *,
-    pool: Pool = "probabilities",
 ) -> float:
     """Return the calibration error over bins of equal count (Nixon et al. 2019).
 
     Samples of equal confidence share their mean gap.
     """
     at_least("bins", bins)
-    confidence, hit = _confidence(logits, labels, pool)
+    confidence, hit = _confidence(logits, labels)
     gaps = in_order(confidence - hit, confidence.round(decimals=6))
     sums = torch.stack([of_bin.sum() for of_bin in gaps.tensor_split(bins)])
     return (sums.abs().sum() / len(gaps)).item()
@@ -102,21 +109,17 @@ def classwise_ece(
     logits: ArrayLike,
     labels: ArrayLike,
     bins: int = 15,
-    *,
-    pool: Pool = "probabilities",
 ) -> float:
     """Return the binned |p_c - frequency of c|, mean over c (Kull et al. 2019)."""
-    p, errors = residuals(logits, labels, pool)
+    p, errors = residuals(logits, labels)
     at = bins_of(p, bins)
     gaps = [_binned_gap(at[:, c], errors[:, c], bins) for c in range(p.shape[1])]
     return sum(gaps) / p.shape[1]
 
 
-def calibration_gap(
-    logits: ArrayLike, labels: ArrayLike, *, pool: Pool = "probabilities"
-) -> float:
+def calibration_gap(logits: ArrayLike, labels: ArrayLike) -> float:
     """Return |mean confidence - accuracy| over the whole set (Kirsch 2024, E.2)."""
-    confidence, hit = _confidence(logits, labels, pool)
+    confidence, hit = _confidence(logits, labels)
     return (confidence - hit).mean().abs().item()
 
 
@@ -138,7 +141,7 @@ def fit_temperature(
     ----------
     Guo et al. 2017, "On calibration of modern neural networks".
     """
-    log_p, labels = predict(logits, labels, pool)
+    log_p, labels = predict(log_prediction(logits, pool)[None], labels)
     of_label = log_p.gather(1, labels[:, None])[:, 0]
 
     def too_low(temperature):
@@ -148,11 +151,9 @@ def fit_temperature(
     return bisected(too_low)  # the NLL is convex in 1 / T: this is its slope
 
 
-def _confidence(
-    logits: ArrayLike, labels: ArrayLike, pool: Pool
-) -> tuple[Tensor, Tensor]:
+def _confidence(logits: ArrayLike, labels: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return the probability of the most probable class, and its hits, 0 or 1."""
-    log_p, labels = predict(logits, labels, pool)
+    log_p, labels = predict(logits, labels)
     top, predicted = log_p.max(1)
     return top.exp(), (predicted == labels).double()
 
@@ -174,3 +175,18 @@ def _binned_gap(at: Tensor, gaps: Tensor, bins: int) -> float:
     """Return the sum over bins of |sum of the gaps| / samples, whose bins are `at`."""
     sums = torch.bincount(at, weights=gaps, minlength=bins)
     return (sums.abs().sum() / len(gaps)).item()
+
+
+def quality(runs: Sequence[ArrayLike], labels: ArrayLike) -> dict[str, float]:
+    """Return accuracy, F1, ECE, NLL and Brier score, means over several runs."""
+    measures = {
+        "accuracy": accuracy,
+        "F1": macro_f1,
+        "ECE": ece,
+        "NLL": nll,
+        "Brier": brier,
+    }
+    return {
+        name: sum(measure(logits, labels) for logits in runs) / len(runs)
+        for name, measure in measures.items()
+    }

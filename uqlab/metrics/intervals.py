@@ -155,17 +155,16 @@ def auroc_interval(
     measure
         "auroc" or "fpr95".
     """
-    at_least("repeats", repeats)
     one_of("measure", measure, tuple(SEPARATIONS))
-    pairs = [(scores_of(id_scores, "id_scores"), scores_of(ood_scores, "ood_scores"))]
-    if than is not None:
-        inside, outside = than
-        pairs.append((scores_of(inside, "than"), scores_of(outside, "than")))
-    counts = _counts(pairs)
+    pairs = [_pair(id_scores, ood_scores), *([_pair(*than)] if than else [])]
+    sizes = {(len(inside), len(outside)) for inside, outside in pairs}
+    if len(sizes) > 1:
+        raise ValueError(f"`than` must be scores of the same inputs, got {sizes}")
+    counts = sizes.pop()
     separation = SEPARATIONS[measure]
     rng = np.random.default_rng(seed)
     values = []
-    for _ in range(repeats):
+    for _ in range(at_least("repeats", repeats)):
         rows, others = (rng.integers(count, size=count) for count in counts)
         first, *second = [separation(a[rows], b[others]) for a, b in pairs]
         values.append(first - sum(second))
@@ -173,14 +172,8 @@ def auroc_interval(
     return low, high
 
 
-def _counts(pairs):
-    """Return the numbers of ID and OOD scores, which all pairs must have."""
-    sizes = {(len(inside), len(outside)) for inside, outside in pairs}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"than must be scores of the same inputs, got {sorted(sizes)} ID and OOD"
-        )
-    return sizes.pop()
+def _pair(inside, outside):
+    return scores_of(inside, "id_scores"), scores_of(outside, "ood_scores")
 
 
 def paired_t(differences: ArrayLike, level: float = 0.95) -> Interval:
@@ -260,11 +253,7 @@ def _resamples(
             yield rng.integers(size, size=size)
         return
     labels = as_scores(groups, size, "groups").cpu().numpy()
-    _, inverse = np.unique(labels, return_inverse=True)
-    by_group = np.split(
-        np.argsort(inverse, kind="stable"), np.bincount(inverse).cumsum()
-    )
-    by_group = by_group[:-1]  # the last split is empty
+    by_group = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(repeats):
         drawn = rng.integers(len(by_group), size=len(by_group))
         yield np.concatenate([by_group[group] for group in drawn])
@@ -283,9 +272,7 @@ def _samples_axis(array: Tensor | np.ndarray, arrays: Sequence) -> int:
     axes = [axis for axis, length in enumerate(array.shape) if length in lengths]
     if len(axes) != 1:
         raise ValueError(
-            f"the samples' axis of an array {list(array.shape)} is not clear: it "
-            f"should be the only one of length {sorted(lengths) or 'unknown'}, that of "
-            "the arrays of one or two axes; resample numbers instead, "
-            "bootstrap(lambda rows: statistic(x[:, rows]), torch.arange(samples))"
+            f"the samples' axis of an array {list(array.shape)} is not clear; resample "
+            "rows: bootstrap(lambda rows: statistic(x[:, rows]), torch.arange(samples))"
         )
     return axes[0]

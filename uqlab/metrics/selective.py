@@ -103,12 +103,10 @@ def by_quantile(
     """
     one_of("mode", mode, ("bucket", "acceptance"))
     values = as_tensor("values", values, "samples", floating=False).double()
-    levels = np.asarray(quantiles, dtype=np.float64)
-    ends = torch.as_tensor(np.rint(levels * len(values)), dtype=torch.int64)
-    ends = ends.to(values.device)
+    levels = torch.as_tensor(np.asarray(quantiles, dtype=np.float64))
+    ends = (levels * len(values)).round().long().to(values.device)
     counts = ends.diff(prepend=ends.new_zeros(1))
-    inside = levels.size > 0 and levels[0] > 0 and levels[-1] <= 1
-    if not (inside and (counts > 0).all()):
+    if not (len(levels) and levels[-1] <= 1 and (counts > 0).all()):
         raise ValueError(
             "quantiles must increase in (0, 1] with a sample in every bucket, "
             f"got {levels.tolist()} for {len(values)} samples"

@@ -1,14 +1,14 @@
-"""Methods and scores by name, the board, own models, baselines, papers, checks.
+"""Methods, scores, the scoreboard, evaluation, decisions and the papers' numbers.
 
-`evaluate` says in one call how good a model is. It needs the core alone; some files of
-this room need more.
+`evaluate` evaluates a model in one call. It needs the core alone; some files of this
+room need more.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from uqlab.core.extras import extra
-from uqlab.study import acquire, baselines, bring, decide, methods, scores
+from uqlab.study import baselines, bring, decide, methods, scores
 from uqlab.study.evaluation import Estimate, Evaluation, evaluate
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Estimate",
     "Evaluation",
-    "acquire",
     "baselines",
     "bring",
     "check",

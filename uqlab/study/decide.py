@@ -1,10 +1,9 @@
-"""From a score to a decision: sets of classes, whom to pass on, an alarm for drift."""
+"""Decisions from scores: sets of classes, abstention, an alarm for drift."""
 
 import bisect
 import math
 import zlib
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 from zipfile import BadZipFile
 
@@ -26,38 +25,20 @@ from uqlab.core.checks import (
 from uqlab.core.files import StrPath, existing
 from uqlab.metrics import log_prediction
 
-RULES = ("lac", "aps", "raps")
-# What RAPS adds to the score of every class after the first (Angelopoulos et al. 2021).
-PENALTY = 0.1
-# Inputs for each start of the search for a threshold, and how many starts at most.
-PER_START = 1000
-MOST_STARTS = 10
+_PENALTY = 0.1  # of RAPS, for every class after the first
+_STEPS = 100  # thresholds that `abstain` tests
 
 
 class Conformal(NamedTuple):
-    """Thresholds of split conformal prediction; `sets` applies them.
+    """Thresholds of split conformal prediction; `sets` applies them."""
 
-    Attributes
-    ----------
-    thresholds
-        [classes]: the largest score with which a class is in a set. They are equal
-        unless each class has its own.
-    level
-        The share of future inputs whose class is in its set, on average over
-        calibration sets, and over the inputs of each class with `by_class`.
-    """
-
-    thresholds: Float[Tensor, " classes"]
+    thresholds: Float[Tensor, " classes"]  # the largest score of a class in a set
     level: float
     method: str
-    generator: (
-        torch.Generator
-    )  # of the random shares of "aps" and "raps", which goes on
+    generator: torch.Generator  # of the random shares of "aps" and "raps"
 
     def sets(self, logits: ArrayLike) -> Bool[Tensor, "samples classes"]:
-        """Return which classes are in each input's set.
-
-        A set may be empty, which says that no class fits.
+        """Return which classes are in each input's set, which may be empty.
 
         Parameters
         ----------
@@ -65,11 +46,6 @@ class Conformal(NamedTuple):
             [members, samples, classes].
         """
         p = log_prediction(as_logits(logits)).exp()
-        if p.shape[1] != len(self.thresholds):
-            raise ValueError(
-                f"logits must be of {len(self.thresholds)} classes, as the thresholds "
-                f"are, got {p.shape[1]}"
-            )
         return _scores(p, self.method, self.generator) <= self.thresholds.to(p.device)
 
 
@@ -82,34 +58,29 @@ def conformal(
     by_class: bool = False,
     seed: int = 0,
 ) -> Conformal:
-    """Return the thresholds with which sets of classes hold the true one.
+    """Find the thresholds of sets of classes that hold the true class.
 
-    Of the scores of n calibration inputs the threshold is the k-th smallest, k =
-    ceil((n + 1) level), so that a future input's set holds its class with probability
-    `level` or more. Given one calibration set the coverage is Beta(k, n + 1 - k)
-    distributed. With fewer than k inputs all classes are in a set.
+    The threshold is the k-th smallest score of the n calibration inputs, k = ceil((n +
+    1) level). The set of a future input then holds its class with probability `level`
+    or more, on average over calibration sets; for one of them the coverage has the law
+    Beta(k, n + 1 - k). With fewer than k inputs every set holds all classes.
 
     Parameters
     ----------
     logits, labels
-        [members, samples, classes] and [samples], of inputs that trained nothing and
-        come from where future ones do.
+        [members, samples, classes] and [samples], of inputs that were not trained on
+        and are drawn like future ones.
     level
-        Between 0 and 1.
+        Coverage, between 0 and 1.
     method
-        "lac": 1 - p of the class, which has the smallest sets on average. "aps": the
-        probability of all classes that are more probable, and a random share of its
-        own; sets grow with an input's difficulty. "raps": "aps" with a penalty for each
-        class after the first, so that few sets are large.
+        "lac": 1 - p of the class; the smallest sets on average. "aps": the probability
+        of all more probable classes and a random share of its own; sets grow with an
+        input's difficulty. "raps": "aps" with a penalty for each class after the first,
+        so that few sets are large.
     by_class
-        Whether every class has a threshold of its own, and with it the coverage.
+        Whether every class has its own threshold and coverage.
     seed
-        Of the random shares, here and in the sets.
-
-    Raises
-    ------
-    ValueError
-        For a level outside (0, 1), an unknown method, labels that do not fit.
+        Seed of the random shares, here and in the sets.
 
     References
     ----------
@@ -117,7 +88,7 @@ def conformal(
     et al. 2021 (RAPS).
     """
     within("level", level, "(0, 1)")
-    one_of("method", method, RULES)
+    one_of("method", method, ("lac", "aps", "raps"))
     p = log_prediction(as_logits(logits)).exp()
     labels = as_labels(labels, *p.shape)
     shares = torch.Generator().manual_seed(seed)
@@ -130,21 +101,21 @@ def conformal(
     return Conformal(torch.tensor(ends, dtype=p.dtype), level, method, further)
 
 
-def _quantile(scores: Tensor, level: float) -> float:
+def _quantile(scores, level):
     # 0.55 * 100 is a little above 55
     place = math.ceil((len(scores) + 1) * level - 1e-9)
     return scores.kthvalue(place).values.item() if place <= len(scores) else math.inf
 
 
-def _scores(p: Tensor, method: str, generator: torch.Generator) -> Tensor:
-    """Return how badly each class fits [samples, classes]; p are probabilities."""
+def _scores(p, method, generator):
+    """Return how badly each class fits [samples, classes] by its probability p."""
     if method == "lac":
         return 1 - p
     ordered, order = p.sort(1, descending=True)
     share = torch.rand(len(p), 1, generator=generator, dtype=p.dtype).to(p.device)
     above = ordered.cumsum(1) - ordered + share * ordered
     if method == "raps":
-        above = above + PENALTY * torch.arange(p.shape[1], device=p.device)
+        above = above + _PENALTY * torch.arange(p.shape[1], device=p.device)
     return torch.empty_like(p).scatter_(1, order, above)
 
 
@@ -155,13 +126,12 @@ def abstain(
     *,
     risk: float = 0.02,
     confidence: float = 0.95,
-    steps: int = 100,
 ) -> float:
-    """Return the largest score with which an input is answered; others are passed on.
+    """Find the largest score up to which inputs are answered.
 
     Among future inputs whose score is at most this, the share of errors is at most
-    `risk`, with probability `confidence` over the inputs given here. Thresholds are
-    tested from the strictest on that so few inputs can pass, each by the upper end of
+    `risk`, with probability `confidence` over the inputs given here. Thresholds at
+    equal steps of coverage are tested from the strictest on, each by the upper end of
     its Clopper-Pearson interval, until one fails (fixed-sequence testing). So that one
     early error does not end it, there is a start for every 1,000 inputs, ten at most,
     and each has its part of the allowed failures.
@@ -169,13 +139,11 @@ def abstain(
     Parameters
     ----------
     logits, labels
-        [members, samples, classes] and [samples], of inputs that trained nothing.
+        [members, samples, classes] and [samples], of inputs that were not trained on.
     scores
         [samples], higher = more uncertain.
     risk, confidence
         Between 0 and 1.
-    steps
-        How many thresholds are tested, at equal steps of coverage.
 
     Returns
     -------
@@ -194,28 +162,23 @@ def abstain(
     order = scores.argsort()
     ordered = scores[order].cpu().numpy()
     wrong = (p.argmax(1) != labels)[order].cumsum(0).cpu().numpy()
-    starts = min(max(1, len(ordered) // PER_START), MOST_STARTS)
+    counts = _counts(ordered)
+    starts = min(max(1, len(ordered) // 1000), 10)
     sure = 1 - (1 - confidence) / starts
-    counts = _counts(ordered, steps)
     counts = counts[_bound(0, counts, sure) <= risk]  # others cannot pass
-    best = _last_passed(_bound(wrong[counts - 1], counts, sure) <= risk, starts)
+    passed = _bound(wrong[counts - 1], counts, sure) <= risk
+    best = _last_passed(passed, starts)
     return -math.inf if best < 0 else float(ordered[counts[best] - 1])
 
 
-def _bound(errors: Any, counts: np.ndarray, sure: float) -> np.ndarray:
-    """Return the upper end of Clopper and Pearson for a share of errors."""
-    errors = np.minimum(errors, counts - 0.5)
-    return stats.beta.ppf(sure, errors + 1, counts - errors)
-
-
-def _counts(ordered: np.ndarray, steps: int) -> np.ndarray:
+def _counts(ordered):
     """Return how many inputs each threshold answers; equal scores stay together."""
-    shares = np.arange(1, steps + 1) / steps
+    shares = np.arange(1, _STEPS + 1) / _STEPS
     ends = ordered[np.ceil(len(ordered) * shares).astype(int) - 1]
     return np.unique(ordered.searchsorted(ends, side="right"))
 
 
-def _last_passed(passed: np.ndarray, starts: int) -> int:
+def _last_passed(passed, starts):
     """Return the last place that a search from one of the starts reaches, or -1."""
     best = -1
     for part in np.array_split(np.arange(len(passed)), starts):
@@ -226,22 +189,20 @@ def _last_passed(passed: np.ndarray, starts: int) -> int:
     return best
 
 
+def _bound(errors, counts, sure):
+    """Return the upper end of Clopper and Pearson for a share of errors."""
+    errors = np.minimum(errors, counts - 0.5)
+    return stats.beta.ppf(sure, errors + 1, counts - errors)
+
+
 class Martingale:
     """A bet against the hypothesis that scores keep coming from one distribution.
 
     `drift` makes it.
     """
 
-    # Of the capital a share jumps to another bet: for small p-values, none, for large
-    # ones, and a fifth of the capital on the upper tenth, as of one class that drifts.
-    JUMP = 0.01
-    SLOPES = np.array([-1, 0, 1, 0])
-    TAILS = np.array([0, 0, 0, 0.2])
-    NEW = 4096  # scores that are kept in a list before they join the sorted array
-
     def __init__(self, scores: ArrayLike, seed: int = 0):
-        self.seen = np.sort(as_scores(scores).double().cpu().numpy())
-        self.new = []
+        self.seen = sorted(as_scores(scores).tolist())
         self.generator = np.random.default_rng(seed)
         self.capital = np.full(4, 1 / 4)
         self.log_wealth = 0.0
@@ -255,48 +216,44 @@ class Martingale:
             [samples], higher = more uncertain.
         """
         logs = []
-        for score in as_scores(scores).double().tolist():
+        for score in as_scores(scores).tolist():
             self._bet(self._p_value(score))
             logs.append(self.log_wealth)
         return torch.tensor(logs, dtype=torch.float64).exp()
 
     def _p_value(self, score: float) -> float:
         """Return the score's rank among all before it, at random among equal ones."""
-        seen = self.seen
-        new = self.new
-        less = int(seen.searchsorted(score)) + bisect.bisect_left(new, score)
-        upto = int(seen.searchsorted(score, "right")) + bisect.bisect_right(new, score)
-        bisect.insort(new, score)
+        less = bisect.bisect_left(self.seen, score)
+        upto = bisect.bisect_right(self.seen, score)
+        self.seen.insert(upto, score)
         place = less + self.generator.random() * (upto - less + 1)
-        p = place / (len(seen) + len(new))
-        if len(new) >= self.NEW:
-            self.seen = np.insert(seen, seen.searchsorted(new), new)
-            self.new = []
-        return p
+        return place / len(self.seen)
 
     def _bet(self, p: float) -> None:
-        capital = (1 - self.JUMP) * self.capital + self.JUMP / 4
-        # Each factor has the mean 1 over p-values between 0 and 1.
-        capital *= 1 + self.SLOPES * (p - 0.5) + self.TAILS * (9 if p > 0.9 else -1)
+        # Bets on small p-values, on none, on large ones, and a fifth of the capital on
+        # the upper tenth. Each factor has the mean 1 over p in [0, 1].
+        tail = 9 if p > 0.9 else -1
+        factors = 1 + np.array([0.5 - p, 0, p - 0.5, 0.2 * tail])
+        capital = (0.99 * self.capital + 0.01 / 4) * factors  # 1 % changes its bet
         self.log_wealth += math.log(capital.sum())
         self.capital = capital / capital.sum()
 
 
 def drift(scores: ArrayLike, seed: int = 0) -> Martingale:
-    """Return an alarm for scores that are no longer those of `scores`.
+    """Make an alarm for scores that no longer come from the distribution of `scores`.
 
-    Its `update` returns the wealth after each new score. While nothing changes it
-    exceeds 1 / d at any time with probability at most d, however long one looks: that
-    is the alarm. Every score's rank among all before it is a p-value; the bets are
-    those of the "simple jumper", which turns between large and small p-values, and one
-    on the upper tenth, which finds a change of a few inputs, as of one class.
+    Its `update` returns the wealth after each new score. While nothing changes, the
+    wealth ever exceeds 1 / d with probability at most d: that is the alarm. Every
+    score's rank among all before it is a p-value; the bets are those of the "simple
+    jumper", which changes between large and small p-values, and one on the upper tenth,
+    which finds a change of a few inputs, such as one class.
 
     Parameters
     ----------
     scores
-        [samples], from before: what is usual.
+        [samples], the usual scores.
     seed
-        For ranks among equal scores.
+        Seed of the ranks of equal scores.
 
     References
     ----------
@@ -312,16 +269,16 @@ def drift(scores: ArrayLike, seed: int = 0) -> Martingale:
 
 
 class Saved(NamedTuple):
-    """What a model that ran elsewhere said.
+    """Saved predictions.
 
     Attributes
     ----------
     logits
-        [members, samples, classes]; of one model with one member.
+        [members, samples, classes]; one member for one model.
     labels
-        [samples], or None where they are not known.
+        [samples], or None.
     ood
-        Logits of inputs that it should not know, by name.
+        Logits of OOD inputs by name.
     """
 
     logits: Tensor
@@ -330,82 +287,57 @@ class Saved(NamedTuple):
 
 
 def saved(path: StrPath) -> Saved:
-    """Read logits or probabilities from a file of arrays.
+    """Read logits or probabilities from an .npz of arrays.
 
     Parameters
     ----------
     path
-        An .npz with "logits" or "probabilities", [members, samples, classes] or
-        [samples, classes], or of two classes those of the second alone [samples];
-        perhaps "labels" [samples]; and OOD sets of the same kind, whose names begin
-        with "ood": "ood", "ood_letters". Or an .npy of logits alone.
+        A file with "logits" or "probabilities", [members, samples, classes] or
+        [samples, classes]; perhaps "labels" [samples]; and OOD sets of the same kind,
+        whose names begin with "ood": "ood", "ood_letters".
 
     Raises
     ------
     ValueError
-        For a file without them, and for arrays that do not fit.
+        If the file is damaged or has none of these, or arrays do not fit.
     """
-    arrays = _arrays(existing(path))
-    kinds = {"logits", "probabilities"} & arrays.keys()
+    try:
+        with np.load(existing(path), allow_pickle=False) as file:
+            arrays = dict(file)
+    except (ValueError, OSError, EOFError, TypeError, zlib.error, BadZipFile) as error:
+        raise ValueError(
+            f"{path} is not a complete .npz of numbers; make one with "
+            'numpy.savez("run.npz", logits=..., labels=...)'
+        ) from error
+    kinds = [kind for kind in ("logits", "probabilities") if kind in arrays]
     if len(kinds) != 1:
-        raise ValueError(
-            f"{path} must hold logits or probabilities, got "
-            f'{", ".join(arrays)}; numpy.savez("run.npz", logits=..., labels=...)'
-        )
-    (kind,) = kinds
-    read = _as_they_are if kind == "logits" else _logarithms
-    logits = read(kind, arrays[kind])
-    labels = None
-    if "labels" in arrays:
-        labels = as_labels(arrays["labels"], *logits.shape[1:])
-    others = [name for name in arrays if name.startswith("ood")]
-    called = {name: name.removeprefix("ood_") for name in others}
-    called |= {name: name for name in others if called[name] in others}  # "ood_ood"
-    ood = {called[name]: read(name, arrays[name]) for name in others}
-    if other := [name for name, z in ood.items() if z.shape[::2] != logits.shape[::2]]:
-        raise ValueError(
-            f"OOD set {other[0]!r} must have the members and classes of the {kind}"
-        )
+        raise ValueError(f"{path} must hold logits or probabilities, got {[*arrays]}")
+    read = _logits if kinds == ["logits"] else _logarithms
+    logits = read(kinds[0], arrays[kinds[0]])
+    labels = arrays.get("labels")
+    if labels is not None:
+        labels = as_labels(labels, *logits.shape[1:])
+    ood = {}
+    for name in arrays:
+        if name.startswith("ood"):
+            z = ood[name.removeprefix("ood_")] = read(name, arrays[name])
+            if z.shape[::2] != logits.shape[::2]:
+                raise ValueError(
+                    f"{name!r} must have the members and classes of the test set"
+                )
     return Saved(logits, labels, ood)
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz by name, or the logits of an .npy."""
-    try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {"logits": loaded}
-            return {name: loaded[name] for name in loaded}
-    except (ValueError, OSError, EOFError, KeyError, zlib.error, BadZipFile) as error:
-        raise ValueError(
-            f"{path} is not a complete .npz of numbers; copy it again, or make one, "
-            "here of a table: t = pandas.read_csv(file); "
-            'numpy.savez("run.npz", logits=t.drop(columns="label"), labels=t["label"])'
-        ) from error
-
-
-def _as_they_are(name: str, values: Any) -> Tensor:
-    z = _of_two(as_tensor(name, values), torch.zeros_like)
+def _logits(name: str, values: Any) -> Tensor:
+    z = as_tensor(name, values)
     return as_logits(z[None] if z.ndim == 2 else z)
 
 
 def _logarithms(name: str, values: Any) -> Tensor:
-    p = _of_two(as_tensor(name, values).double(), lambda p: 1 - p)
-    if not ((p.sum(-1) - 1).abs() < 1e-3).all() or not (p >= 0).all():
+    p = as_tensor(name, values)
+    if not ((p.double().sum(-1) - 1).abs() < 1e-3).all() or not (p >= 0).all():
         raise ValueError(
             f"{name} must be at least 0 and sum to 1 over the classes, the last axis; "
             "divide percentages or rounded ones by p.sum(-1, keepdims=True)"
         )
-    z = p.clamp(min=torch.finfo(torch.float32).tiny).log()
-    given = torch.promote_types(as_tensor(name, values).dtype, torch.float32)
-    return _as_they_are(name, z.to(given))
-
-
-def _of_two(values: Tensor, first: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return both classes' values; a single column is the second class."""
-    if values.ndim == 1:
-        values = values[:, None]
-    if values.shape[-1:] != (1,):
-        return values
-    return torch.cat([first(values), values], -1)
+    return _logits(name, p.float().clamp(min=torch.finfo(torch.float32).tiny).log())

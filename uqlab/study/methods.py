@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, extraction, heads, models, training
-from uqlab.core.checks import ArrayLike, InputsLike, as_one, as_tensor, at_least, one_of
+from uqlab.core.checks import ArrayLike, InputsLike, as_one, as_tensor, one_of
 from uqlab.core.modules import trainable
 from uqlab.core.reading import held
 from uqlab.ensembles import Ensemble
@@ -53,24 +53,27 @@ def train(
 ) -> Ensemble:
     """Make, fit and finish the ensemble of a method.
 
-    Member m depends on (seed, m) alone, but for "snapshot", whose members follow each
-    other, and for those that train weights together: "batch", "masksembles", "mimo" and
-    "film".
+    Member m depends on (seed, m) alone, except for "snapshot", whose members follow
+    each other, and for methods that train weights together: "batch", "masksembles",
+    "mimo" and "film".
 
     Parameters
     ----------
     name
         One of METHODS.
+    backbone
+        The network, usually pretrained.
     inputs, labels
         The training set, as `training.fit` takes it.
+    members, seed
+        Number of members, and the seed.
     settings
-        Of `training.fit`, and the method's own, as its `make` and `finish` take them:
-        rank=4.
+        Settings of `training.fit`, and of the method's `make` and `finish`: rank=4.
 
     Raises
     ------
     ValueError
-        For an unknown method, and what its steps raise.
+        If the method is unknown, or one of its steps refuses its input.
     """
     one_of("method", name, METHODS)
     inputs, labels = held(inputs, labels)
@@ -78,22 +81,16 @@ def train(
     models.check_classifier(backbone, x)
     method = METHODS[name]
     of_fit = inspect.signature(training.fit).parameters
-    how = {key: value for key, value in settings.items() if key in of_fit}
-    options = {key: value for key, value in settings.items() if key not in of_fit}
-    task = Task(
-        x,
-        as_tensor("labels", labels, floating=False),
-        members,
-        seed,
-        {**FIT, **method.fit, **how},
-    )
+    options = {key: settings.pop(key) for key in settings.keys() - of_fit.keys()}
+    y = as_tensor("labels", labels, floating=False)
+    task = Task(x, y, members, seed, {**FIT, **method.fit, **settings})
     ensemble = method.make(backbone, members, seed=seed, **options)
     task.fit(ensemble.to(next(backbone.parameters()).device))
     return method.finish(ensemble, task, **options)
 
 
 class Task(NamedTuple):
-    """What a method may need once its network is trained."""
+    """The training set and the settings, for `finish`."""
 
     inputs: Tensor
     labels: Tensor
@@ -112,8 +109,8 @@ class Task(NamedTuple):
 
 
 # Networks and their inputs
-LITE0 = "efficientnet-lite0"
-LEAST = 64  # pixels of a side for it
+_LITE0 = "efficientnet-lite0"
+_LITE0_SIDE = 64  # the least pixels of a side for it
 
 
 def fresh(backbone: nn.Module) -> nn.Module:
@@ -124,13 +121,13 @@ def fresh(backbone: nn.Module) -> nn.Module:
 
 
 def untrained(backbone: nn.Module, seed: int = 0) -> nn.Module:
-    """Copy a backbone with random weights: what can be done without pretraining."""
+    """Copy a backbone with random weights."""
     model = copy.deepcopy(backbone)
     drawn = set()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for module in model.modules():
-            reset = getattr(module, "reset_parameters", None)
+            reset: Any = getattr(module, "reset_parameters", None)
             if reset:
                 reset()
                 drawn.update(module.parameters())
@@ -147,80 +144,58 @@ def backbone(name: str, task: data.Dataset) -> nn.Module:
     ----------
     name
         One of `models.PRETRAINED`, or a checkpoint of transformers, by name or folder;
-        of sounds an audio spectrogram transformer. Empty: `models.embedded()`, for grey
-        images of 28 x 28, and for texts `models.minilm()`.
+        for sounds an audio spectrogram transformer. Empty: `models.embedded()`, for
+        grey images of 28 x 28, and for texts `models.minilm()`.
     task
-        Whose classes the classifier has.
+        The set with the classes.
     """
     classes = len(task.classes)
     if name in models.PRETRAINED:
         network = models.pretrained(name, classes)
-        if name == LITE0 and np.shape(task.inputs)[-1] < LEAST:
-            return nn.Sequential(nn.Upsample(size=LEAST), network)
+        if name == _LITE0 and np.shape(task.inputs)[-1] < _LITE0_SIDE:
+            return nn.Sequential(nn.Upsample(size=_LITE0_SIDE), network)
         return network
     if isinstance(task.inputs, list):
         return models.from_pretrained(name or models.minilm(), classes, task="text")
     if not name:
         return models.embedded(classes)
-    if "waves" in task.about:
-        network: Any = models.from_pretrained(name, classes, task="sound")
-        return nn.Sequential(
-            models.LogMel(network.config.max_length, data.LOG_MEL), network
-        )
-    network = models.from_pretrained(name, classes)
+    sounds = "waves" in task.about
+    kind = "sound" if sounds else "image"
+    network: Any = models.from_pretrained(name, classes, task=kind)
+    if sounds:
+        scale = models.LogMel(network.config.max_length, data.LOG_MEL)
+        return nn.Sequential(scale, network)
     half = [0.5] * task.inputs.shape[1]  # checkpoints of ViT scale images to -1 ... 1
-    return nn.Sequential(
-        nn.Upsample(size=network.config.image_size, mode="bilinear"),
-        models.Standardize(half, half),
-        network,
-    )
+    upsample = nn.Upsample(size=network.config.image_size, mode="bilinear")
+    return nn.Sequential(upsample, models.Standardize(half, half), network)
 
 
 def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     """Return sets as `backbone(name, sets[0])` takes them.
 
-    Images get the first set's size and channels; for the embedded backbone they become
-    grey and 28 x 28, for EfficientNet-Lite0 RGB. Texts stay as they are.
-
-    Raises
-    ------
-    TypeError
-        For texts among images.
-    ValueError
-        For images of another shape where the first ones are not square.
+    Square images get the first set's size and channels; for the embedded backbone they
+    become grey and 28 x 28, for EfficientNet-Lite0 RGB. Texts stay as they are.
     """
-    at_least("the number of sets", len(sets))
-    x = sets[0].inputs
+    x: Any = sets[0].inputs
+    if len({type(items.inputs) for items in sets}) > 1:
+        raise TypeError("`sets` must all be images or all be texts")
     if isinstance(x, list):
-        images = [items.name for items in sets if isinstance(items.inputs, Tensor)]
-        if images:
-            raise TypeError(
-                f"{sets[0].name} holds text, but {', '.join(images)} images; take sets "
-                "of one kind"
-            )
         return list(sets)
     channels, height, width = x.shape[1:] if name else (1, 28, 28)
-    channels = 3 if name == LITE0 else channels
     if height == width:
+        channels = 3 if name == _LITE0 else channels
         return [items.resize(width, channels) for items in sets]
-    for items in sets:
-        shape = np.shape(items.inputs)[1:]
-        first = tuple(x.shape[1:])
-        if shape != first:
-            raise ValueError(
-                f"{items.name} has images {list(shape)} and {sets[0].name} "
-                f"{list(first)}: only square ones are resized"
-            )
+    if len({np.shape(items.inputs)[1:] for items in sets}) > 1:
+        raise ValueError("images of different shapes must be square to be resized")
     return list(sets)
 
 
 def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]:
-    """Return what a network is given, a tensor a set.
+    """Return the inputs of a network, a tensor a set.
 
-    Images are given as they are; of texts the ids of the first `longest` tokens, all as
-    wide; of sounds their waves in [-1, 1], where the network takes these.
+    Images stay as they are; texts become the ids of their first `longest` tokens, all
+    of one width; sounds become waves in [-1, 1] where the network takes these.
     """
-    at_least("the number of sets", len(sets))
     if isinstance(network, models.SpeechClassifier):
         return [items.about["waves"] / 2**15 for items in sets]
     inputs: list[Any] = [items.inputs for items in sets]
@@ -232,9 +207,9 @@ def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]
 
 
 def reader(name: str, task: data.Dataset) -> Callable[[data.Dataset], data.Dataset]:
-    """Return how small networks read sets like `task`.
+    """Return a function that makes sets like `task` readable by small networks.
 
-    Images are read as they are; of texts what a frozen `backbone` says of them.
+    Images stay as they are; texts become the features of a frozen `backbone`.
     """
     if isinstance(task.inputs, Tensor):
         return lambda items: items
@@ -249,7 +224,7 @@ def reader(name: str, task: data.Dataset) -> Callable[[data.Dataset], data.Datas
 
 
 def numbers(ensemble: Ensemble) -> int:
-    """Count the numbers that were trained; of MC dropout, which freezes all, all."""
+    """Count the trained parameters; all of them for MC dropout, which freezes all."""
     every = list(ensemble.parameters())
     return sum(p.numel() for p in trainable(ensemble) or every)
 
@@ -382,19 +357,19 @@ def _hydra(trained, task, share=1 / 3):
 
 
 class Method(NamedTuple):
-    """One way to turn a pretrained network, the backbone, into an ensemble."""
+    """A method that turns a backbone into an ensemble."""
 
     label: str  # in tables and legends
     color: str
     marker: str
     make: Callable[..., Ensemble]  # (backbone, members, seed=, **options) -> untrained
-    needs: set[str]  # of the backbone: as the names below say
-    fit: Mapping[str, Any] = {}  # settings of training.fit, where they are not FIT's
+    needs: set[str]  # of the backbone
+    fit: Mapping[str, Any] = {}  # settings of training.fit that differ from FIT
     finish: Callable[..., Ensemble] = _as_is  # (trained, task, **options)
 
     @property
     def look(self) -> dict[str, str]:
-        """How its line is drawn: `plots.curve(x, y, **METHODS["lora"].look)`."""
+        """Return its line style: `plots.curve(x, y, **METHODS["lora"].look)`."""
         return {"label": self.label, "color": self.color, "marker": self.marker}
 
 
@@ -408,8 +383,6 @@ _LORA = functools.partial(ensembles.lora, gain=4.0)
 _PLUS = functools.partial(ensembles.batch, additive=True)
 _FILM = _whole(ensembles.film)
 _MASKSEMBLES = _whole(ensembles.masksembles)
-_WITH_MASKS = _one(extraction.masks)
-_WITH_TILES = _one(_tiled)
 _WITH_HEADS = _one(lambda network, _: heads.count_heads(network))
 _LONG = {"epochs": 30}  # its members begin at random
 METHODS: dict[str, Method] = {
@@ -454,10 +427,8 @@ METHODS: dict[str, Method] = {
         _LEARNED,
         {"lr": 0.03},
     ),
-    "masks": Method(
-        "mask extraction", "#B2DF8A", ">", _WITH_MASKS, _LINEAR, {}, _masks
-    ),
-    "tiles": Method("tiles", "#A6761D", "8", _WITH_TILES, _MAP, {}, _tiles),
+    "masks": Method("mask extraction", "#B2DF8A", ">", _one(), _LINEAR, {}, _masks),
+    "tiles": Method("tiles", "#A6761D", "8", _one(_tiled), _MAP, {}, _tiles),
     "hydra": Method(
         "fused Taylor prunings", "#E7298A", "h", _WITH_HEADS, _ATTENTION, {}, _hydra
     ),

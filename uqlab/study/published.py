@@ -1,13 +1,13 @@
-"""What the papers report, from published.yaml: `kirsch.table_2.frame("mnist")`.
+"""The papers' numbers and statements: `published.kirsch.table_2.frame("mnist")`.
 
 Papers: kirsch, lora, sve, hydra, regrad, and the public results of
-uncertainty_baselines. A paper's tables and figures have its numbers
-of a data set, its statements about it, and its settings, by the names of the pages'
-parameters.
+uncertainty_baselines. Everything comes from published.yaml. Data sets are named as in
+`data.load`; a `-mini` counts as its official set.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -22,71 +22,43 @@ class Says(NamedTuple):
 
 
 class Table:
-    """A table or a figure of a paper.
-
-    Data sets are named as in `data.load`; a `-mini` counts as its official set.
-
-    Attributes
-    ----------
-    settings
-        Parameter -> the paper's value.
-    """
+    """A table or a figure of a paper, with the paper's settings by parameter."""
 
     def __init__(self, title: str, entry: Mapping[str, Any]):
         self.title = entry.get("where", title)
         self.entry = entry
-        self.settings = dict(entry.get("settings", {}))
+        self.settings = entry.get("settings", {})
         self.datasets = list(entry.get("data", {}))
 
-    def frame(self, dataset: str, section: str = "data") -> pd.DataFrame:
-        """Return the numbers of a data set, in the paper's units; empty without any.
-
-        Parameters
-        ----------
-        section
-            Or "deviations": what the paper prints behind a plus-minus sign.
-        """
-        rows = self.entry.get(section, {}).get(dataset.removesuffix("-mini"), {})
-        return pd.DataFrame.from_dict(  # no columns: rows name their own
-            rows, "index", columns=self.entry.get("columns") if rows else None
-        )
-
-    def value(self, dataset: str, row: Any, column: str) -> float:
-        """Return one number; KeyError where the paper has none."""
-        return float(self.frame(dataset).loc[row, column])  # type: ignore[arg-type]
+    def frame(self, dataset: str) -> pd.DataFrame:
+        """Return the numbers of a data set in the paper's units; empty without any."""
+        rows = self.entry.get("data", {}).get(dataset.removesuffix("-mini"), {})
+        columns = self.entry.get("columns") if rows else None  # or rows name their own
+        return pd.DataFrame.from_dict(rows, "index", columns=columns)
 
     def says(
         self, dataset: str, rule: Callable[[pd.DataFrame], Any], *cells: tuple[Any, str]
     ) -> Says | None:
-        """Tell whether a rule holds for the paper's numbers of a data set.
+        """Apply a rule to the numbers of a data set; None if it needs a missing one.
 
         Parameters
         ----------
-        cells
-            (row, column) of the numbers to show beside the answer.
-
-        Returns
-        -------
-        Says or None
-            None if one of the numbers is missing.
+        dataset
+            Name of the data set.
+        rule
+            A function of its `frame`, true or false.
+        *cells
+            (row, column) of the numbers to quote.
         """
         frame = self.frame(dataset)
-        if frame.empty:
-            return None
-        low, high = (bool(rule(frame.fillna(v))) for v in (-float("inf"), float("inf")))
-        if low != high:  # it depends on a missing number
+        low = not frame.empty and bool(rule(frame.fillna(-float("inf"))))
+        if frame.empty or low != bool(rule(frame.fillna(float("inf")))):
             return None
         numbers = ", ".join(f"{frame.loc[cell]:g}" for cell in cells)
         return Says(low, f"{self.title}: {numbers}" if numbers else self.title)
 
     def states(self, dataset: str, name: str) -> Says | None:
-        """Return what the paper says of a data set in words; None if nothing.
-
-        Parameters
-        ----------
-        name
-            Of the statement in published.yaml.
-        """
+        """Return a named statement of the paper about a data set; None without one."""
         stated = self.entry.get("states", {})
         if not any(name in statements for statements in stated.values()):
             raise ValueError(f"{self.title} states nothing named {name!r}")
@@ -94,26 +66,8 @@ class Table:
         return words and Says(words["holds"], f"{self.title}: “{words['quote']}”")
 
 
-class Paper:
-    """A paper's tables and figures by name: `table_2`, `fig_4`."""
-
-    def __init__(self, entry: Mapping[str, Any]):
-        self.entry = entry
-        self.source = entry["source"]
-
-    def __getattr__(self, name: str) -> Table:
-        if name not in dir(self):
-            tables = ", ".join(dir(self))
-            raise AttributeError(f"{self.source}: no {name}; there are {tables}")
-        title = name.capitalize().replace("Fig_", "Fig._").replace("_", " ")
-        return Table(f"{self.source}, {title}", self.entry[name])
-
-    def __dir__(self) -> Iterable[str]:
-        return [name for name in self.entry if "_" in name]
-
-
 def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
-    """Return the settings in which a run is not the paper's.
+    """Return the names of the settings in which a run is not the paper's.
 
     Where a setting is a list, the run's must hold all its values and may hold more.
 
@@ -125,16 +79,26 @@ def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
 
     def same(theirs, ours):
         if isinstance(theirs, list) and isinstance(ours, list | tuple):
-            return all(value in ours for value in theirs)
+            return set(theirs) <= set(ours)
         return theirs == ours
 
     return [name for name in settings if not same(settings[name], parameters.get(name))]
 
 
-# Where PyYAML was built with C, a tenth of the time.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def _paper(entry):
+    """Return a paper with its source and its tables: `table_2`, `fig_4`."""
+    tables = {}
+    for name in entry:
+        kind, _, number = name.partition("_")
+        if number:
+            title = f"{kind.capitalize().replace('Fig', 'Fig.')} {number}"
+            tables[name] = Table(f"{entry['source']}, {title}", entry[name])
+    return SimpleNamespace(source=entry["source"], text=entry.get("text"), **tables)
+
+
 _TEXT = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-_PAPERS = {name: Paper(entry) for name, entry in yaml.load(_TEXT, _LOADER).items()}
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C: a tenth of the time
+_PAPERS = {name: _paper(entry) for name, entry in yaml.load(_TEXT, _LOADER).items()}
 kirsch = _PAPERS["kirsch"]
 lora = _PAPERS["lora"]
 sve = _PAPERS["sve"]

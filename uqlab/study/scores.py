@@ -3,9 +3,9 @@
     knn = SCORES["knn"].fit(model, train.inputs, train.labels)
     uncertain = knn(model, test.inputs)  # [samples], float64 on the CPU
 
-What a score is of an ensemble: "entropy" and "msp" are of the mean prediction, "mi",
-"reverse_mi", "pairwise_kl" and "variation_ratio" compare the members (of one network
-they are 0), and all others are averaged over the members.
+For an ensemble "entropy" and "msp" take the mean prediction, "mi", "reverse_mi",
+"pairwise_kl" and "variation_ratio" compare the members (0 for one network), and all
+others are averaged over the members.
 """
 
 import math
@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
+from sklearn.covariance import ledoit_wolf
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
-from torch.distributions import MultivariateNormal
 
 from uqlab import gradients, training, uncertainty
 from uqlab.analysis import diversity, representations
@@ -32,18 +32,14 @@ from uqlab.core.checks import (
     first_tensor,
     one_network,
     one_of,
-    positive,
 )
 from uqlab.core.modules import evaluating, rows_of
 from uqlab.core.reading import held
 from uqlab.ensembles import Ensemble
 from uqlab.metrics import log_prediction
-from uqlab.study.baselines import shrunk_root, whitened
-
-Logits = Float[Tensor, "members samples classes"]
 
 
-# What scores see of a model and its inputs
+# Inputs of scores
 def members(model: nn.Module) -> list[nn.Module]:
     """Return the networks of an ensemble, or the one network."""
     if isinstance(model, Ensemble):
@@ -52,8 +48,10 @@ def members(model: nn.Module) -> list[nn.Module]:
     return [model]
 
 
-def logits(model: nn.Module, inputs: Inputs) -> Logits:
-    """Return what every member says."""
+def logits(
+    model: nn.Module, inputs: Inputs
+) -> Float[Tensor, "members samples classes"]:
+    """Return the logits of every member."""
     return training.predict(model, inputs)
 
 
@@ -70,74 +68,66 @@ def networks(model: nn.Module, inputs: Inputs) -> list[tuple[nn.Module, Inputs]]
 
 @dataclass(eq=False)
 class Score:
-    """One score.
+    """A score of uncertainty.
 
     Parameters
     ----------
     label
-        In tables and legends.
-    read
-        (model, inputs) -> what it sees: `logits`, `features` or `networks` of this
-        file, or a function of your own that returns a list with an entry a member.
-    rate
-        For `logits` (logits, temperature) -> [samples]; else (what one member shows) ->
-        [samples], or with `learn` (what it shows, what was learned).
-    learn
-        (what one member shows on the training set, labels) -> what is learned.
-    compares
-        Whether it needs two members or more to say anything.
+        Label in tables and legends.
+    inputs
+        `logits`, `features` or `networks` of this file, or a function (model, inputs)
+        that returns a list with an entry a member.
+    score
+        For `logits` a function of the logits, else of one member's entry, or of the
+        entry and the member's statistics; it returns [samples].
+    statistics
+        A function of one member's entry for the training set and the labels.
+    needs_members
+        Whether the score compares members.
     """
 
     label: str
-    read: Callable
-    rate: Callable
-    learn: Callable | None = None
-    compares: bool = False
-    # What was learned, as long as the model lives.
-    known: WeakKeyDictionary = field(default_factory=WeakKeyDictionary, init=False)
+    inputs: Callable
+    score: Callable
+    statistics: Callable | None = None
+    needs_members: bool = False
+    # model -> its members' statistics, as long as the model lives
+    fitted: WeakKeyDictionary = field(default_factory=WeakKeyDictionary, init=False)
 
     def fit(
         self, model: nn.Module, inputs: InputsLike, labels: ArrayLike | None = None
     ) -> "Score":
-        """Learn the statistics of a model on its training set.
+        """Compute the statistics of a model on its training set.
 
-        After further training, do it again.
+        Call it again after further training.
         """
-        _fit([self], model, inputs, labels)
+        if self.statistics:
+            x, y = held(inputs, labels)
+            x = as_inputs(x)
+            y = as_labels(y, count(x)).cpu()
+            given = self.inputs(model, x)
+            self.fitted[model] = [self.statistics(each, y) for each in given]
         return self
 
     def __call__(
-        self, model: nn.Module, inputs: InputsLike, temperature: float = 1.0
+        self, model: nn.Module, inputs: InputsLike
     ) -> Float[Tensor, " samples"]:
-        """Return the score of each input.
+        """Return the score of each input."""
+        return self._of(model, self.inputs(model, as_inputs(inputs)))
 
-        Parameters
-        ----------
-        temperature
-            Divides the members' logits, for scores of logits alone.
-        """
-        if temperature != 1 and self.read is not logits:
-            raise ValueError(
-                f"temperature is for scores of logits; {self.label} does not see them, "
-                f"got {temperature}"
-            )
-        return self._of(model, self.read(model, as_inputs(inputs)), temperature)
-
-    def _of(self, model: nn.Module, shown: Any, temperature: float = 1.0) -> Tensor:
-        """Return the score of what was already read."""
-        positive("temperature", temperature)
-        if self.read is logits:
-            return self.rate(shown, temperature).double()
-        if self.learn is None:
-            rated = [self.rate(each) for each in shown]
-        elif model in self.known:
-            rated = list(map(self.rate, shown, self.known[model]))
+    def _of(self, model: nn.Module, given: Any) -> Tensor:
+        if self.inputs is logits:
+            return self.score(given).double()
+        if not self.statistics:
+            by_member = map(self.score, given)
+        elif model in self.fitted:
+            by_member = map(self.score, given, self.fitted[model])
         else:
             raise ValueError(
                 f"{self.label} needs the training set first: call "
                 ".fit(model, inputs, labels)"
             )
-        return torch.stack(rated).mean(0).double().cpu()
+        return torch.stack(list(by_member)).mean(0).double().cpu()
 
 
 def fit(
@@ -145,79 +135,47 @@ def fit(
     model: nn.Module,
     inputs: InputsLike,
     labels: ArrayLike | None = None,
-) -> None:
-    """Fit several of SCORES; the model is asked once for what they share."""
-    _fit(list(map(_named, names)), model, inputs, labels)
-
-
-def _fit(
-    scores: list[Score], model: nn.Module, inputs: InputsLike, labels: ArrayLike | None
-) -> None:
-    inputs, labels = held(inputs, labels)
-    x = as_inputs(inputs)
-    y = as_labels(labels, count(x)).cpu()
-    for read in {score.read for score in scores if score.learn}:
-        shown = read(model, x)
-        for score in scores:
-            if score.learn and score.read is read:
-                score.known[model] = [score.learn(each, y) for each in shown]
-
-
-def values(
-    names: Iterable[str],
-    model: nn.Module,
-    inputs: InputsLike,
-    temperature: float = 1.0,
-    z: Logits | None = None,
-) -> dict[str, Tensor]:
-    """Return several of SCORES by name, each [samples].
-
-    The model is asked once for what they share.
-
-    Parameters
-    ----------
-    temperature
-        Divides the members' logits, for scores of logits alone.
-    z
-        The model's logits of these inputs, where it was asked for them before.
-    """
-    inputs = as_inputs(inputs)
-    shown = {} if z is None else {logits: z}
-    rated = {}
-    for name in names:
-        score = _named(name)
-        if score.read not in shown:
-            shown[score.read] = score.read(model, inputs)
-        rated[name] = score._of(model, shown[score.read], temperature)
-    return rated
-
-
-def refused(
-    names: Iterable[str],
-    model: nn.Module,
-    inputs: InputsLike,
-    labels: ArrayLike,
 ) -> dict[str, str]:
-    """Return which of SCORES a model cannot give, and why.
+    """Fit several of SCORES; return those that the model cannot give, and why.
 
     Parameters
     ----------
+    names
+        Names in SCORES.
+    model
+        A network or an ensemble.
     inputs, labels
-        Some of its training set.
+        Its training set.
     """
     reasons = {}
     several = len(members(model)) > 1
-    x = as_inputs(inputs)
+    inputs, labels = held(inputs, labels)
+    two = rows_of(as_inputs(inputs), slice(2))
     for name in names:
         score = _named(name)
-        if score.compares and not several:
+        if score.needs_members and not several:
             reasons[name] = "one network has no members to compare"
             continue
         try:
-            score.fit(model, x, labels)(model, rows_of(x, slice(2)))
+            score.fit(model, inputs, labels)(model, two)
         except (ValueError, TypeError, RuntimeError) as error:
             reasons[name] = str(error)
     return reasons
+
+
+def values(
+    names: Iterable[str], model: nn.Module, inputs: InputsLike
+) -> dict[str, Tensor]:
+    """Return several of SCORES by name, each [samples]; features are shared."""
+    inputs = as_inputs(inputs)
+    given = {}
+    found = {}
+    for name in names:
+        score = _named(name)
+        if score.inputs not in given:
+            given[score.inputs] = score.inputs(model, inputs)
+        found[name] = score._of(model, given[score.inputs])
+    return found
 
 
 def _named(name: str) -> Score:
@@ -225,159 +183,155 @@ def _named(name: str) -> Score:
     return SCORES[name]
 
 
-# Scores of logits: z [members, samples, classes] and the temperature t
-def _energy(z, t):
-    """Return the energy (Liu et al. 2020, arXiv 2010.03759)."""
-    return -t * (z.double() / t).logsumexp(-1).mean(0)
-
-
-def _reverse_mi(z, t):
+# Scores of logits z [members, samples, classes]
+def _reverse_mi(z):
     """Return the mean KL(q || p_m) from the mean prediction q to the members.
 
     Malinin and Gales 2021, arXiv 2002.07650.
     """
-    log_q = log_prediction(z / t)
-    log_p = (z.double() / t).log_softmax(-1)
+    log_q = log_prediction(z)
+    log_p = z.double().log_softmax(-1)
     return (log_q.exp() * (log_q - log_p.mean(0))).sum(-1).clamp(min=0)
 
 
-def _pairwise_kl(z, t):
+def _pairwise_kl(z):
     if len(z) == 1:
         return torch.zeros(z.shape[1])
-    return uncertainty.expected_pairwise_kl(z / t)
+    return uncertainty.expected_pairwise_kl(z)
 
 
-# Scores of features: x [samples, width] and labels y [samples]
-def _shared(x, y):
-    """Return the mean of each class that occurs, and the root of their covariance."""
+# Scores of features x [samples, width] and labels y [samples]
+def _covariance(x):
+    """Return the Ledoit-Wolf covariance [width, width], which few samples allow."""
+    return torch.from_numpy(ledoit_wolf(x.numpy())[0])
+
+
+def _squares(x, mean, covariance):
+    """Return squared Mahalanobis distances [samples]."""
+    root = torch.linalg.cholesky(covariance)
+    columns = torch.linalg.solve_triangular(root, (x - mean).mT, upper=False)
+    return columns.square().sum(0)
+
+
+def _class_gaussians(x, y):
+    """Return the mean of each class that occurs, and their shared covariance."""
     classes, own = y.unique(return_inverse=True)
     means = torch.stack([x[y == c].mean(0) for c in classes])
-    return means, shrunk_root(x - means[own])
+    return means, _covariance(x - means[own])
 
 
-def _mahalanobis(x, known):
+def _mahalanobis(x, gaussians):
     """Return the squared distance to the nearest mean (Lee et al. 2018, 1807.03888)."""
-    means, root = known
-    squares = [whitened(x - mean, root).square().sum(1) for mean in means]
-    return torch.stack(squares).amin(0)
+    means, covariance = gaussians
+    return torch.stack([_squares(x, mean, covariance) for mean in means]).amin(0)
 
 
-def _background(x, y):
+def _with_background(x, y):
     """Return the classes, and all of them as one Gaussian.
 
     The total covariance is that within classes plus that of the class means. Were it
-    shrunk apart, the difference of the two distances would say which was shrunk more,
+    shrunk separately, the difference of the two distances would depend on the shrinkage
     and could change its sign.
     """
-    means, root = _shared(x, y)
+    means, covariance = _class_gaussians(x, y)
     if len(means) < 2:
-        raise ValueError("labels must be of two classes or more: of one it is always 0")
-    middle = x.mean(0)
-    apart = means - middle
+        raise ValueError("labels must be of two classes or more")
+    centred = means - x.mean(0)
     shares = y.unique(return_counts=True)[1] / len(y)
-    total = root @ root.mT + apart.mT @ (shares[:, None] * apart)
-    return (means, root), (middle[None], torch.linalg.cholesky(total))
+    total = covariance + centred.mT @ (shares[:, None] * centred)
+    return (means, covariance), (x.mean(0, keepdim=True), total)
 
 
-def _relative(x, known):
-    """Return the same, minus the squared distance to all classes as one Gaussian.
+def _relative(x, fitted):
+    """Return the distance to the nearest class minus that to all as one Gaussian.
 
     Ren et al. 2021, arXiv 2106.09022.
     """
-    classes, everything = known
-    return _mahalanobis(x, classes) - _mahalanobis(x, everything)
+    classes, background = fitted
+    return _mahalanobis(x, classes) - _mahalanobis(x, background)
 
 
 def _neighbours(x, y):
-    return NearestNeighbors(n_neighbors=min(10, len(x))).fit(_of_length_one(x))
+    x = nn.functional.normalize(x)
+    return NearestNeighbors(n_neighbors=min(10, len(x))).fit(x.numpy())
 
 
-def _distance(x, known):
-    """Return the distance to the tenth nearest of the training features.
+def _distance(x, neighbours):
+    """Return the distance to the tenth nearest of the normalised training features.
 
-    All have length 1 (Sun et al. 2022, arXiv 2204.06507).
+    Sun et al. 2022, arXiv 2204.06507.
     """
-    distances, _ = known.kneighbors(_of_length_one(x))
+    distances, _ = neighbours.kneighbors(nn.functional.normalize(x).numpy())
     return torch.from_numpy(distances[:, -1])
 
 
-def _of_length_one(x):
-    return nn.functional.normalize(x).numpy()
+def _densities(x, y):
+    """Return each class's log share, mean and covariance.
 
-
-def _gaussians(x, y):
-    """Return for each class the log of its share, and the Gaussian of its features.
-
-    A class of one or two inputs has no covariance of its own: it takes the one that all
-    classes share.
+    A class of one or two inputs takes the covariance that all classes share.
     """
-    gaussians = []
+    shared = _class_gaussians(x, y)[1]
+    found = []
     for c in y.unique():
         rows = x[y == c]
-        root = shrunk_root(rows) if len(rows) > 2 else _shared(x, y)[1]
-        normal = MultivariateNormal(rows.mean(0), scale_tril=root)
-        gaussians.append((math.log(len(rows) / len(x)), normal))
-    return gaussians
+        covariance = _covariance(rows) if len(rows) > 2 else shared
+        found.append((math.log(len(rows) / len(x)), rows.mean(0), covariance))
+    return found
 
 
-def _no_density(x, known):
+def _negative_density(x, densities):
     """Return minus the mixture's log density (Mukhoti et al. 2023, 2102.11582)."""
-    logs = [share + gaussian.log_prob(x) for share, gaussian in known]
+    logs = []
+    for log_share, mean, covariance in densities:
+        size = covariance.logdet() + x.shape[1] * math.log(2 * math.pi)
+        logs.append(log_share - (_squares(x, mean, covariance) + size) / 2)
     return -torch.stack(logs).logsumexp(0)
 
 
 # Scores of gradients
 def _gradient(score):
-    def rate(shown):
-        network, inputs = shown
+    def of_member(given):
+        network, inputs = given
         with evaluating(network):
             return score(network, inputs)
 
-    return rate
+    return of_member
 
 
 def _regrad(network, inputs):
-    # Tokens cannot be perturbed.
+    # tokens cannot be perturbed
     perturbations = 10 if first_tensor(inputs).is_floating_point() else 0
     return gradients.regrad(network, inputs, perturbations=perturbations)
 
 
+def _of_logits(label, score, needs_members=False):
+    return Score(label, logits, score, needs_members=needs_members)
+
+
 SCORES: dict[str, Score] = {
-    "entropy": Score(
-        "entropy", logits, lambda z, t: uncertainty.entropy(log_prediction(z / t))
+    "entropy": _of_logits("entropy", lambda z: uncertainty.entropy(log_prediction(z))),
+    "mi": _of_logits(
+        "mutual information", lambda z: uncertainty.decompose(z).epistemic, True
     ),
-    "mi": Score(
-        "mutual information",
-        logits,
-        lambda z, t: uncertainty.decompose(z / t).epistemic,
-        compares=True,
+    "msp": _of_logits(
+        "-log of the largest probability", lambda z: -log_prediction(z).amax(-1)
     ),
-    "msp": Score(
-        "-log of the largest probability",
-        logits,
-        lambda z, t: -log_prediction(z / t).amax(-1),
+    "max_logit": _of_logits("largest logit", lambda z: -z.double().amax(-1).mean(0)),
+    "energy": _of_logits(  # Liu et al. 2020, arXiv 2010.03759
+        "energy", lambda z: -z.double().logsumexp(-1).mean(0)
     ),
-    "max_logit": Score(
-        "largest logit", logits, lambda z, t: -z.double().amax(-1).mean(0)
+    "mahalanobis": Score(
+        "Mahalanobis distance", features, _mahalanobis, _class_gaussians
     ),
-    "energy": Score("energy", logits, _energy),
-    "mahalanobis": Score("Mahalanobis distance", features, _mahalanobis, _shared),
     "relative_mahalanobis": Score(
-        "relative Mahalanobis distance", features, _relative, _background
+        "relative Mahalanobis distance", features, _relative, _with_background
     ),
     "knn": Score("distance of neighbours", features, _distance, _neighbours),
-    "ddu": Score("density of features (DDU)", features, _no_density, _gaussians),
+    "ddu": Score("density of features (DDU)", features, _negative_density, _densities),
     "exgrad": Score("ExGrad", networks, _gradient(gradients.exgrad)),
     "gradnorm": Score("GradNorm", networks, _gradient(gradients.gradnorm)),
     "regrad": Score("REGrad-style", networks, _gradient(_regrad)),
-    "pairwise_kl": Score("expected pairwise KL", logits, _pairwise_kl, compares=True),
-    "reverse_mi": Score(
-        "reverse mutual information", logits, _reverse_mi, compares=True
-    ),
-    "variation_ratio": Score(
-        "variation ratio",
-        logits,
-        lambda z, t: diversity.variation_ratio(z),
-        compares=True,
-    ),
+    "pairwise_kl": _of_logits("expected pairwise KL", _pairwise_kl, True),
+    "reverse_mi": _of_logits("reverse mutual information", _reverse_mi, True),
+    "variation_ratio": _of_logits("variation ratio", diversity.variation_ratio, True),
 }
