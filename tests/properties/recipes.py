@@ -188,7 +188,7 @@ OWN: dict[str, dict[str, Any]] = {
                                  "before": network},
     "representations.minibatch_cka": {"batches_of_pairs": lambda: [(draw(6, 3), draw(6, 3, seed=1))]},
     "representations.cka_matrix": {"features_a": lambda: [draw(6, 3)], "features_b": lambda: [draw(6, 2)]},
-    "representations.match": {"similarity": lambda: positive(3, 3)},
+    "representations.layer_features": {"target": lambda: "1"},
     "baselines.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
                           "test": lambda: draw(4, 3), "test_labels": lambda: torch.arange(4) % 2},
     "baselines.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
