@@ -33,7 +33,7 @@ sys.path.extend(
 import lab
 import made_up
 
-EXPLORER = re.compile(r"(?<![\w.])widgets\.\w+\(")  # not ipywidgets.
+EXPLORER = re.compile(r"(?<![\w.])widgets\.\w+\(")
 FRAMES = 30  # a second, under the hand
 # The hand moves once a frame, as browsers hand on a mouse's moves: a pointer, or the knob of a slider. Resolves to the
 # times of the frames and the number of different sights, of which one in thirty frames is looked at.
@@ -219,7 +219,7 @@ def once_or_whole() -> None:
     report(
         interleaved(
             {
-                "ticks painted once": lambda: widgets.collapse(x, means),
+                "ticks painted once": lambda: widgets.collapse(x, means, bool),
                 "figures drawn anew": anew,
             },
             repeats=15,

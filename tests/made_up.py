@@ -1,11 +1,9 @@
 """One explorer of every kind, on small made-up results: the page that most browser tests open."""
 
-import ipywidgets
 import pandas as pd
 import torch
 
 from uqlab import data, ensembles, models, plots, uncertainty, widgets
-from uqlab.gradients import gradient_norms
 
 plots.use_style()
 
@@ -25,6 +23,7 @@ def collapse() -> widgets.Hand:
     return widgets.collapse(
         torch.linspace(-1, 1, 40),
         {size: single.unflatten(0, (-1, size)).mean(1) for size in (1, 2, 4)},
+        lambda ax: ax.axhline(0),
     )
 
 
@@ -57,28 +56,13 @@ def spectra() -> widgets.Hand:
     return widgets.spectra(before, after, k=4, threshold=0.9)
 
 
-def gradients() -> widgets.Hand:
-    torch.manual_seed(0)
-    net, x = (
-        models.mlp(6, (8,), classes=3).eval(),
-        torch.cat([3 * normal(40, 6), 0.3 * normal(40, 6, seed=1)]).float(),
-    )
-    norms = {
-        sigma: gradient_norms(net, x, perturbations=2, sigma=sigma)[::2]
-        for sigma in (0.0, 0.5)
-    }
-    return widgets.gradients(norms, 40, uncertainty.entropy(norms[0.0][1]), depth=1.0)
-
-
 def explore() -> widgets.Hand:
     figure, ax = plots.figure(1, width=4.0, height=2.0)
     ax.set(xlim=(0, 1), ylim=(0, 5))
     controls = {
-        "size": ipywidgets.IntSlider(value=2, min=1, max=4, description="size"),
-        "dashed": ipywidgets.ToggleButtons(
-            options=[("solid", False), ("dashed", True)], description="line"
-        ),
-        "color": ipywidgets.Dropdown(options=["black", "red"], description="colour"),
+        "size": widgets.Control("size", [1, 2, 3, 4], 1),
+        "dashed": widgets.Control("line", [("solid", False), ("dashed", True)]),
+        "color": widgets.Control("colour", ["black", "red"]),
     }
 
     def draw(size: int, dashed: bool, color: str) -> None:
@@ -169,5 +153,5 @@ def guess() -> widgets.Hand:
     )
 
 
-PICTURES = (collapse, masks, gradients, explore)
+PICTURES = (collapse, masks, explore)
 HANDS = (*PICTURES, spectra, cloud, alarm, front, head_map, draw, guess)

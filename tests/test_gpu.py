@@ -108,11 +108,11 @@ def test_weights_and_spectra():
             torch.nn.init.normal_(p, std=0.3)
     cosines, found = (
         diversity.weight_cosine(ensemble),
-        spectra.ensemble_spectra(ensemble, k=2, progress=False),
+        spectra.ensemble_spectra(ensemble, k=2),
     )
     ensemble = ensemble.to(GPU)
     assert_close(diversity.weight_cosine(ensemble).cpu(), cosines, rtol=1e-3, atol=1e-3)
-    there = spectra.ensemble_spectra(ensemble, k=2, progress=False)
+    there = spectra.ensemble_spectra(ensemble, k=2)
     for name, values in found.items():
         assert_close(there[name].values.cpu(), values.values, rtol=1e-3, atol=1e-3)
 

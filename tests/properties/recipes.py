@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from ipywidgets import IntSlider
 from matplotlib.figure import Figure as figure
 from small_networks import PIXELS, SMALL, images, mlp, vit
 from torch import nn
@@ -181,7 +180,7 @@ OWN: dict[str, dict[str, Any]] = {
                                  "before": network},
     "representations.minibatch_cka": {"batches_of_pairs": lambda: [(draw(6, 3), draw(6, 3, seed=1))]},
     "representations.cka_matrix": {"features_a": lambda: [draw(6, 3)], "features_b": lambda: [draw(6, 2)]},
-    "representations.match": {"similarity": lambda: positive(3, 3)},
+    "representations.layer_features": {"target": lambda: "1"},
     "baselines.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
                           "test": lambda: draw(4, 3), "test_labels": lambda: torch.arange(4) % 2},
     "baselines.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
@@ -277,24 +276,24 @@ OWN: dict[str, dict[str, Any]] = {
     "plots.simplex": {"logits": lambda: draw(5, 3)},
     "plots.stacked": {"x": lambda: [1, 2], "between": lambda: [0.1, 0.2], "within": lambda: [0.1, 0.1]},
     "plots.table": {"frame": board}, "plots.votes": {"image": lambda: positive(1, 4, 4), "logits": lambda: draw(4, 3)},
-    "widgets.explore": {"draw": lambda: lambda n: None, "controls": lambda: {"n": IntSlider(1, 0, 3)},
+    "widgets.explore": {"draw": lambda: lambda n: None, "controls": lambda: {"n": [0, 1, 2]},
                         "seen": lambda: "a line", "figure": figure},
     "widgets.guess": {"question": lambda: "How many?", "high": lambda: 10},
     "widgets.Hand": {"name": lambda: "cloud", "data": dict}, "widgets.cloud": {"logits": lambda: draw(5, 3)},
     "widgets.alarm": {"values": lambda: {1: {"id": positive(6), "far": positive(5)}},
                       "images": lambda: {"far": positive(5, 1, 4, 4)}},
-    "widgets.collapse": {"x": lambda: draw(5), "predictions": lambda: {1: draw(3, 5), 2: draw(3, 5)}},
+    "widgets.collapse": {"x": lambda: draw(5), "predictions": lambda: {1: draw(3, 5), 2: draw(3, 5)},
+                         "background": lambda: bool},
     "uncertainty.bisected": {"too_low": lambda: lambda temperature: temperature < 2},
     "widgets.draw": {"models": lambda: {"deep": ensembles.deep(lambda: models.mlp(64, (6,), 10), 2)}, "train": dataset,
                      "examples": lambda: {"one": positive(1, 8, 8)}},
     "widgets.front": {"boards": lambda: {"small": board()}, "quality": lambda: "accuracy",
                       "cared": lambda: ["accuracy"], "limits": lambda: ["forward passes"]},
-    "widgets.gradients": {"norms": lambda: {0.0: (positive(2, 6, 4), draw(6, 4).log_softmax(1))}, "inside": lambda: 3,
-                          "reference": lambda: positive(6)},
     "widgets.head_map": {"values": lambda: positive(2, 3), "order": lambda: [(0, 0)], "known": lambda: "id",
-                         "features": lambda: lambda removed, layer, head, name: draw(6, 4), "others": lambda: ["far"]},
-    "widgets.masks": {"soft": lambda: {1.0: {"a": positive(2, 5)}}, "accuracy": lambda: {(1.0, None): 0.9},
-                      "parts": lambda: {(1.0, None): kinds()}, "trained": kinds},
+                         "features": lambda: lambda removed, layer, head, name: draw(6, 4), "others": lambda: ["far"],
+                         "path": dict, "alone": dict},
+    "widgets.masks": {"soft": lambda: {1.0: {"a": positive(2, 5)}}, "accuracy": lambda: {(1.0, 0.5): 0.9},
+                      "parts": lambda: {(1.0, 0.5): kinds()}, "trained": kinds, "weight": lambda: 1.0},
     "widgets.spectra": {"before": lambda: {"1": draw(4, 8)}, "k": lambda: 2,
                         "after": lambda: {"lora": lambda layer: draw(2, 4, 8)}},
     "runs.cached": {"make": lambda: lambda: {"w": draw(2)}},

@@ -12,7 +12,7 @@ import torch
 from same import near
 from torch import nn
 
-from uqlab import data, ensembles, extraction, heads, models, plots, training, widgets
+from uqlab import data, ensembles, extraction, heads, models, training, widgets
 
 STATIC = [
     path
@@ -28,15 +28,6 @@ def test_nothing_is_loaded_and_no_text_becomes_code(path):
     )  # the name that SVG has, never asked for
     assert re.findall(r"\w+:\s?//|url\(|@import|\bimport\b|\bfetch\b|eval|Function\(|(?:inner|outer)HTML|"
                       r"insertAdjacent|document\.write|XMLHttp|WebSocket", text) == []  # fmt: skip
-
-
-def test_colours_are_those_of_the_plots():
-    colors = made_up.cloud().data["colors"]
-    assert (colors["aleatoric"], colors["epistemic"]) == (
-        plots.ALEATORIC,
-        plots.EPISTEMIC,
-    )
-    assert (colors["neutral"], colors["mark"]) == (plots.NEUTRAL, plots.MARK)
 
 
 def test_a_page_alone_holds_data_as_json_and_no_tag_of_them():
@@ -75,15 +66,6 @@ def test_alarm_shows_the_images_whose_values_it_has():
         )
 
 
-def test_arrays_and_lists_are_shown_as_tensors_are():
-    z, p = np.random.default_rng(0).normal(size=(3, 3)), np.full((9, 1, 4, 4), 0.5)
-    members = widgets.cloud(torch.tensor(z)).data["members"]
-    assert widgets.cloud(z.tolist()).data["members"] == members
-    scores = {"id": p[:, 0, 0, 0].tolist(), "far": p[:, 0, 0, 0]}
-    (far,) = widgets.alarm({1: scores}, {"far": p}).data["outside"]
-    assert far["values"] == [[0.5] * 9]
-
-
 def test_head_map_has_the_separations_of_the_package_and_points_of_all_sets():
     clouds = {
         name: torch.randn(2, 2, 3, 30, 5) + shift
@@ -92,7 +74,8 @@ def test_head_map_has_the_separations_of_the_package_and_points_of_all_sets():
     values = torch.tensor([[0.5, -0.2], [0.0, 1.0]])
     hand = widgets.head_map(
         values, [(1, 0), (0, 1)], lambda gone, layer, head, name: clouds[name][layer, head, gone], known="test",
-        others=["far"], removed=(0, 2), shown=20,
+        others=["far"], removed=(0, 2), path={"score": [0.5, 0.4]},
+        alone={(i, j): {"score": i + j / 2} for i in range(2) for j in range(2)}, shown=20,
     )  # fmt: skip
     found = hand.data["clouds"][1][0][1]
     expected = heads.separation(*(cloud[0, 1, 2][:, None] for cloud in clouds.values()))
@@ -105,7 +88,7 @@ def test_head_map_has_the_separations_of_the_package_and_points_of_all_sets():
     cells = hand.data["cells"]
     assert [[cell["value"] for cell in row] for row in cells] == values.tolist()
     assert cells[0][0]["color"] != cells[0][1]["color"]
-    assert (hand.data["path"], hand.data["alone"]) == ({}, {})
+    assert hand.data["alone"] == {"score": [[0, 0.5], [1, 1.5]]}
 
 
 def in_page(layers, x):

@@ -5,7 +5,6 @@ import io
 import itertools
 import re
 
-import ipywidgets
 import made_up
 import matplotlib.pyplot as plt
 import numpy as np
@@ -93,81 +92,26 @@ def test_explore_draws_every_combination_and_keeps_equal_pictures_once():
     assert hand.text == hand.data["lines"][0]
 
 
-def test_controls_are_lists_mappings_or_those_of_ipywidgets():
+def test_controls_are_lists_or_have_a_label_and_a_first_value():
     some = [("2 x 2", 2), ("3 x 3", 3)]
     hand, drawn = drawing(
-        size=widgets.Control("tiles", some, first=1),
-        listed=[None, 0.5],
-        slid=ipywidgets.IntSlider(2, 1, 3, description="members"),
-        chosen=ipywidgets.Dropdown(options=some, value=3, description="menu"),
-        pressed=ipywidgets.ToggleButtons(options=["a", "b"], value="b"),
+        size=widgets.Control("tiles", some, first=1), listed=[None, 0.5]
     )
-    first = {"size": 3, "listed": None, "slid": 2, "chosen": 3, "pressed": "b"}
+    first = {"size": 3, "listed": None}
     assert drawn[0] == first
     assert line(hand) == f"This is {first}."
-    found = {each["name"]: each for each in hand.data["controls"]}
-    assert [each["label"] for each in found.values()] == [
-        *("tiles", "listed", "members", "menu", "pressed")
-    ]
-    assert found["size"]["names"] == found["chosen"]["names"] == ["2 x 2", "3 x 3"]
-    assert found["listed"]["names"] == ["None", "0.5"]
-    assert found["slid"]["names"] == ["1", "2", "3"]
-    assert len(hand.data["lines"]) == 2 * 2 * 3 * 2 * 2
-
-
-@pytest.mark.parametrize(
-    "slider",
-    [
-        ipywidgets.IntSlider(7, 0, 100),
-        ipywidgets.IntSlider(20, 1, 60),
-        ipywidgets.FloatSlider(0.5, min=0.05, max=1, step=0.05),
-        ipywidgets.FloatSlider(0.123, min=0, max=1, step=0.1),
-    ],
-)
-def test_a_long_range_is_thinned_to_some_round_values(slider):
-    hand, drawn = drawing(size=slider)
-    values = [each["size"] for each in drawn[1:]]
-    assert drawn[0]["size"] == slider.value
-    assert {slider.min, slider.max, slider.value} <= {*values}
-    assert values == sorted({*values})
-    assert 5 <= len(values) <= 16
-    inner = {*values} - {slider.min, slider.max, slider.value}
-    steps = np.diff(sorted(inner))
-    times = steps / steps.min()
-    np.testing.assert_allclose(times, times.round())
-    assert "." not in "".join(hand.data["controls"][0]["names"]) or slider.step < 1
-
-
-def test_a_short_range_is_whole():
-    _, drawn = drawing(size=ipywidgets.IntSlider(3, 1, 8))
-    assert [each["size"] for each in drawn[1:]] == [*range(1, 9)]
-
-
-def test_ranges_are_thinned_the_more_the_more_pictures_there_are():
-    counts = []
-    for others in (1, 10, 25, 60):
-        slider = ipywidgets.IntSlider(0, 0, 100)
-        hand, _ = drawing(size=slider, other=[str(i) for i in range(others)])
-        counts.append(len(hand.data["controls"][0]["names"]))
-        assert len(hand.data["lines"]) == others * counts[-1] <= 300
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] > counts[-1]
+    size, listed = hand.data["controls"]
+    assert (size["label"], size["names"], size["first"]) == (
+        "tiles",
+        ["2 x 2", "3 x 3"],
+        1,
+    )
+    assert (listed["label"], listed["names"]) == ("listed", ["None", "0.5"])
 
 
 def test_too_many_pictures_are_refused_before_one_is_drawn():
     with pytest.raises(ValueError, match=r"at most 300 pictures.* ask for 308"):
         drawing(size=range(77), color=["a", "b", "c", "d"])
-
-
-def test_an_error_of_the_drawing_is_raised():
-    figure, _ = plots.figure(width=1.0, height=1.0)
-
-    def draw(shift):
-        if shift == 3:
-            raise ValueError("no such shift")
-
-    with pytest.raises(ValueError, match="no such shift"):
-        widgets.explore(draw, {"shift": [1, 3]}, "a line", figure)
 
 
 def test_what_is_shown_is_whole_in_itself_and_asks_nobody():
@@ -320,46 +264,3 @@ def test_spectra_count_intruders_as_the_package_does():
     assert changed[0] != changed[1]
     assert min(copied[0]["largest"]) > 0.999
     assert hand.data["level"][layer] == pytest.approx(spectra.random_level(12))
-
-
-def test_gradients_compare_with_the_entropy_and_tell_the_wrong_sign():
-    from uqlab import gradients, metrics, models
-
-    torch.manual_seed(0)
-    net = models.mlp(6, (8,), classes=3).eval()
-    x = torch.cat([3 * normal(40, 6), 0.3 * normal(40, 6, seed=1)])
-    norms = {
-        sigma: gradients.gradient_norms(net, x, perturbations=2, sigma=sigma)[::2]
-        for sigma in (0.0, 0.5)
-    }
-    entropy = uncertainty.entropy(norms[0.0][1])
-    explorer = widgets.gradients(norms, 40, entropy, depth=1.0)
-    score = gradients.reduce_norms(*norms[0.0], depth=1.0)
-    shares = gradients.layer_shares(
-        *norms[0.0]
-    )  # depth 1 weighs the last of two layers e times the first
-    last = (shares[1] * torch.e / (shares[0] + shares[1] * torch.e)).mean()
-    assert f"The last of 2 layers gives {100 * last:.0f} % of the score" in line(
-        explorer
-    )
-    by_gradients, by_entropy = (
-        100 * metrics.ood_detection(s[:40], s[40:]).auroc for s in (score, entropy)
-    )
-    assert (
-        f"in {by_gradients:.1f} % of all pairs by its gradients, in {by_entropy:.1f} %"
-        in line(explorer)
-    )
-    moves(explorer, "depth", "4")
-    moves(explorer, "sigma", "0.5")
-    flipped = widgets.gradients(
-        {0.0: tuple(part.flip(-2) for part in norms[0.0])},
-        40,
-        entropy.flip(0),
-        depth=1.0,
-    )
-    wrong = {
-        "sign is wrong" in line(each)
-        for each in (widgets.gradients(norms, 40, entropy, depth=1.0), flipped)
-    }
-    assert wrong == {True, False}  # the roles of ID and OOD are exchanged
-    assert f"in {100 - by_gradients:.1f} %" in line(flipped)

@@ -1,8 +1,6 @@
 """How much the members of an ensemble differ: in what they predict, and in weights."""
 
-import itertools
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,13 +14,11 @@ from uqlab.core.checks import (
     Target,
     as_logits,
     as_tensor,
-    finite,
     one_ensemble,
     pattern_of,
 )
 from uqlab.ensembles import Ensemble, weights_of
 from uqlab.models import ATTENTION, FUSED, PROJECTIONS
-from uqlab.uncertainty import classes_first
 
 Pairs = Float[Tensor, "members members"]  # one value for members i and j
 
@@ -58,28 +54,19 @@ def js_divergence(logits: ArrayLike) -> Pairs:
     logits
         [members, batch, classes].
     """
-    logits = as_logits(logits)
-    members, batch, _ = logits.shape
-    total = torch.zeros(members, members, dtype=torch.float64, device=logits.device)
-    for _, z in classes_first(logits, torch.float64):
-        p = z.softmax(0)  # [classes, members, n]
-        entropies = entr(p).sum((0, 2))
-        for i, j in itertools.combinations(range(members), 2):
-            mixed = entr((p[:, i] + p[:, j]) / 2).sum()
-            total[i, j] += mixed - (entropies[i] + entropies[j]) / 2
-    return (total + total.T).clamp(min=0) / batch
+    p = as_logits(logits).double().softmax(-1)
+    entropies = entr(p).sum((1, 2))
+    mixed = torch.stack([entr((p + mine) / 2).sum((1, 2)) for mine in p])
+    pairs = mixed - (entropies[:, None] + entropies) / 2
+    return pairs.clamp(min=0) / p.shape[1]
 
 
 def mean_pair(pairs: ArrayLike) -> float:
     """Return the mean of a matrix [members, members] over different members."""
     pairs = as_tensor("pairs", pairs, "members members")
-    finite("pairs", pairs)
     members = len(pairs)
-    if pairs.shape != (members, members) or members < 2:
-        raise ValueError(
-            "pairs must be [members, members] of two members or more, "
-            f"got {list(pairs.shape)}"
-        )
+    if members < 2:
+        raise ValueError("`pairs` must be of two members or more, got one")
     return ((pairs.sum() - pairs.trace()) / (members * (members - 1))).item()
 
 
@@ -143,11 +130,14 @@ def weight_cosine(ensemble: Ensemble, target: Target | None = None) -> Pairs:
     """Return the cosine between the weights of members i and j.
 
     Whole matrices (for LoRA W + B_m A_m), flattened and joined. Where members share
-    their weights, as with MC dropout, it is 1. Errors as in `layer_names` and
-    `member_weights`.
+    their weights, as with MC dropout, it is 1.
+
+    Parameters
+    ----------
+    ensemble, target
+        As in `layer_names`, whose errors and those of `member_weights` are raised.
     """
-    names = layer_names(ensemble, target)
-    matrices = [member_weights(ensemble, name).flatten(1).double() for name in names]
+    matrices = _flat(ensemble, layer_names(ensemble, target))
     products = torch.stack([w @ w.T for w in matrices]).sum(0)
     norms = products.diagonal().sqrt()
     return products / torch.outer(norms, norms)
@@ -156,9 +146,9 @@ def weight_cosine(ensemble: Ensemble, target: Target | None = None) -> Pairs:
 def diversity_score(ensemble: Ensemble) -> float:
     """Return 1 - mean correlation of two members' value projections, over layers.
 
-    It is Pearson's correlation of whole matrices, for LoRA-Ensemble W + B_m A_m. Fused
-    layers of `heads.fuse` are compared in all their projections, and networks without
-    attention in every linear layer but the last.
+    It is Pearson's correlation of whole matrices, for LoRA-Ensemble W + B_m A_m.
+    Layers that hold query, key and value in one matrix are compared whole, and
+    networks without attention in every linear layer but the last.
 
     Raises
     ------
@@ -169,10 +159,9 @@ def diversity_score(ensemble: Ensemble) -> float:
     ----------
     Muhlematter et al. 2024, appendix E.
     """
-    names = layer_names(ensemble, default=VALUES)
+    matrices = _flat(ensemble, layer_names(ensemble, default=VALUES))
     if ensemble.members < 2:
         raise ValueError("diversity needs at least two members, got 1")
-    matrices = [member_weights(ensemble, name).flatten(1).double() for name in names]
     return 1 - mean_pair(torch.stack([w.corrcoef() for w in matrices]).mean(0))
 
 
@@ -184,7 +173,7 @@ def layer_names(
     Parameters
     ----------
     ensemble
-        Whose layers: those of the network that members share, else of member 0.
+        Any ensemble; of separate networks, the layers of the first one.
     target
         A regular expression on names, or a list of how they end. None stands for
         `default`; where that finds nothing, for every linear layer but the last.
@@ -194,71 +183,67 @@ def layer_names(
     Raises
     ------
     ValueError
-        For a target that matches no linear layer.
+        If `target` matches no linear layer.
     """
-    known = weights(ensemble)
-    names = [n for n, w in known.items() if target is not None or len(w.shape) == 2]
-    pattern = pattern_of(default if target is None else target)
-    chosen = [name for name in names if re.search(pattern, name)]
-    if not chosen and target is None:
-        head = (ensemble.recipe or {}).get("classifier") or names[-1]
-        chosen = [name for name in names if name != head] or names
-    if not chosen:
-        raise ValueError(
-            f"target {target!r} matches no linear layer; "
-            f"there are {', '.join(names) or 'none'}"
-        )
-    return chosen
+    known = _weights(ensemble)
+    if target is not None:
+        chosen = [name for name in known if re.search(pattern_of(target), name)]
+        if not chosen:
+            raise ValueError(
+                f"`target` {target!r} matches no linear layer; choose among "
+                f"{', '.join(known)}"
+            )
+        return chosen
+    names = [name for name, w in known.items() if w.ndim == 2]
+    chosen = [name for name in names if re.search(default, name)]
+    head = (ensemble.recipe or {}).get("classifier") or names[-1]
+    return chosen or [name for name in names if name != head] or names
 
 
-def member_weights(
-    ensemble: Ensemble, name: str, members: Sequence[int] | None = None
-) -> Float[Tensor, "members out in"]:
+def member_weights(ensemble: Ensemble, name: str) -> Float[Tensor, "members out in"]:
     """Return the members' weights in a layer: for LoRA W + B_m A_m.
 
     Parameters
     ----------
-    ensemble, name
-        An ensemble and the name of one of its layers.
-    members
-        Whose weights; None for all.
+    ensemble
+        Any ensemble.
+    name
+        One of its layers, as `layer_names` names it.
 
     Raises
     ------
     ValueError
-        For an unknown layer or member, and where the weights' shapes differ.
+        If there is no such layer, or the members' weights have different shapes.
     """
-    members = range(ensemble.members) if members is None else members
-    known = weights(ensemble)
-    if name not in known or not all(0 <= m < ensemble.members for m in members):
-        raise ValueError(
-            f"there are layers {', '.join(known)} and {ensemble.members} members, "
-            f"got {name!r}, {members}"
-        )
-    if ensemble.seen:
+    known = _weights(ensemble)
+    if name not in known:
+        raise ValueError(f"`name` must be one of {', '.join(known)}, got {name!r}")
+    members = range(ensemble.members)
+    if ensemble.seen and not hasattr(ensemble, "heads"):
         full = weights_of(ensemble.network)[name]
-        of = ensemble.tensor
-        if hasattr(ensemble, "heads"):  # fused: without the zeros that pad a member
-            of = lambda name, m: ensemble.member(m).get_parameter(name)  # noqa: E731
-        matrices = [of(full, m) for m in members]
-    else:
-        matrices = [weights(ensemble, m)[name] for m in members]
+        matrices = [ensemble.tensor(full, m) for m in members]
+    else:  # separate networks; fused ones have other shapes than their members
+        matrices = [_weights(ensemble, m)[name] for m in members]
     shapes = {tuple(w.shape) for w in matrices}
     if len(shapes) > 1:
         raise ValueError(
-            "the members' weights must have one shape to be compared, but in "
-            f"{name} they are {sorted(shapes)}: choose other layers by target, or "
-            "compare predictions by diversity.disagreement or diversity.js_divergence"
+            f"the members' weights in {name} have different shapes, {sorted(shapes)}: "
+            "choose other layers by `target`, or compare predictions by "
+            "diversity.disagreement or diversity.js_divergence"
         )
     return torch.stack([w.detach().flatten(1) for w in matrices])
 
 
-def weights(ensemble: Ensemble, member: int = 0) -> dict[str, Tensor]:
-    """Return the weights of one member in the network's order: all that are matrices.
+def _flat(ensemble: Ensemble, names: list[str]) -> list[Tensor]:
+    """Return the members' weights in each layer as vectors [members, out * in]."""
+    return [member_weights(ensemble, name).flatten(1).double() for name in names]
 
-    Of an ensemble of one network it is what the members share.
-    """
+
+def _weights(ensemble: Ensemble, member: int | None = None) -> dict[str, Tensor]:
+    """Return the weight matrices of one member, or None: of the shared network."""
     one_ensemble(ensemble, "diversity")
-    network = ensemble.network if ensemble.seen else ensemble.member(member)
+    network = ensemble.network
+    if member is not None or not ensemble.seen:
+        network = ensemble.member(member or 0)
     tensors = dict(network.named_parameters(remove_duplicate=False))
     return {name: tensors[full] for name, full in weights_of(network).items()}

@@ -12,16 +12,15 @@ l the diagonals of K and L. CKA is computed in float64 from::
 ||X^T Y||_F^2, which needs no n x n matrix.
 """
 
-import itertools
-import math
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from math import inf, nan
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.core.checks import (
@@ -30,7 +29,6 @@ from uqlab.core.checks import (
     Target,
     as_inputs,
     as_tensor,
-    between,
     count,
     finite,
     one_network,
@@ -51,22 +49,14 @@ from uqlab.core.modules import (
 Features = Float[Tensor, "samples _"]
 FeatureSets = Sequence[ArrayLike] | Tensor
 Kernel = Literal["linear", "rbf"]
-Tokens = Literal["first", "mean", "all"]
-
-
-class Matching(NamedTuple):
-    """Row rows[i] is matched with column columns[i]; they have similarity[i]."""
-
-    rows: Int[Tensor, " pairs"]
-    columns: Int[Tensor, " pairs"]
-    similarity: Float[Tensor, " pairs"]
 
 
 class _Kernel(NamedTuple):
-    """The centred kernel matrix K [n, n], or F with K = F F^T; the diagonal of K."""
+    """The centred kernel matrix K: F with K = F F^T if linear, else K, as the root."""
 
     root: Tensor
-    diagonal: Tensor
+    diagonal: Tensor  # of K, [n]
+    linear: bool
 
 
 def cka(
@@ -95,8 +85,8 @@ def cka(
     Raises
     ------
     ValueError
-        For different numbers of samples, fewer than 4 (biased: 2), and values that are
-        not finite.
+        If the numbers of samples differ or are below 4 (biased: 2), or values are not
+        finite.
 
     References
     ----------
@@ -155,44 +145,10 @@ def cka_matrix(
     return _cka([(features_a, features_b)], kernel, unbiased)
 
 
-def match(similarity: ArrayLike) -> Matching:
-    """Return one-to-one pairs of rows and columns with the largest total similarity.
-
-    By the Hungarian method (Kuhn 1955). The min(A, B) pairs are in the order of the
-    rows.
-
-    Parameters
-    ----------
-    similarity
-        [A, B]; NaN is worse than any number and stays NaN.
-
-    Raises
-    ------
-    ValueError
-        For an empty matrix and infinite values.
-    """
-    similarity = as_tensor("similarity", similarity, "A B")
-    if similarity.numel() == 0 or similarity.isinf().any():
-        raise ValueError(
-            "similarity must be a matrix [A, B] of finite values or NaN, "
-            f"got {list(similarity.shape)}"
-        )
-    known = similarity.detach().cpu().double()
-    worst = -1 - known.nan_to_num(0).abs().sum() * 2 * min(known.shape)
-    pairs = linear_sum_assignment(known.nan_to_num(worst.item()), maximize=True)
-    rows, columns = (torch.as_tensor(i, device=similarity.device) for i in pairs)
-    return Matching(rows, columns, similarity[rows, columns])
-
-
 @torch.no_grad()
 def layer_features(
-    model: nn.Module,
-    inputs: InputsLike,
-    target: Target | None = None,
-    *,
-    tokens: Tokens = "first",
-    batch_size: int = 256,
-) -> dict[str, Features]:
+    model: nn.Module, inputs: InputsLike, target: Target, *, batch_size: int = 256
+) -> dict[str, Tensor]:
     """Return the outputs of a network's layers in evaluation mode, by the layer's name.
 
     Parameters
@@ -202,71 +158,69 @@ def layer_features(
     inputs
         [samples, ...].
     target
-        A regular expression on module names, or a list of how they end. None takes the
-        blocks of a transformer (its longest nn.ModuleList), or without such a list
-        every linear and convolutional layer.
-    tokens
-        "first" (CLS), "mean" or "all" (flattened) of outputs [samples, tokens, width].
-        For maps [samples, channels, height, width] "mean" averages over the map. Other
-        outputs are flattened.
+        A regular expression on module names, or a list of how they end.
     batch_size
-        Samples of one pass.
+        Samples in one pass.
 
     Returns
     -------
     dict
-        [samples, features] of each layer, float32 on the CPU.
+        [samples, ...] of each layer, float32 on the CPU. Of a transformer's block x
+        [samples, tokens, width], x[:, 0] are the features of the first token.
 
     Raises
     ------
     TypeError
-        For an ensemble.
+        If `model` is an ensemble.
     ValueError
-        For a target that matches no module, and for a module that does not give one
-        output [batch, ...] in every pass.
+        If `target` matches no module, or a module does not give one output
+        [batch, ...] in every pass.
     """
     one_network(model, "layer_features")
-    one_of("tokens", tokens, ("first", "mean", "all"))
-    x = as_inputs(inputs)
-    outputs = {name: [] for name in _layers(model, target)}
+    x, pattern = as_inputs(inputs), pattern_of(target)
+    layers = {n: part for n, part in model.named_modules() if re.search(pattern, n)}
+    if not layers:
+        raise ValueError(f"`target` {target!r} matches no module of the network")
+    outputs: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def keep(name):
-        def hook(_, args, output):
-            outputs[name].append(_reduced(name, output, tokens))
+        return lambda *given: outputs[name].append(first_of(given[-1]).float().cpu())
 
-        return model.get_submodule(name).register_forward_hook(hook)
-
-    with evaluating(model), hooked(map(keep, outputs)):
+    hooks = (part.register_forward_hook(keep(n)) for n, part in layers.items())
+    with evaluating(model), hooked(hooks):
         for _, batch in batches(model, x, batch_size):
             call(model, batch)
-    return {name: _joined(name, seen, count(x)) for name, seen in outputs.items()}
+    found = {name: torch.cat(parts) for name, parts in outputs.items()}
+    if any(len(features) != count(x) for features in found.values()):
+        raise ValueError("`target` takes layers that run once in a pass; choose others")
+    return found
 
 
 @torch.no_grad()
 def penultimate(
     model: nn.Module, inputs: InputsLike, *, batch_size: int = 256
 ) -> Features:
-    """Return what the classifier, the layer whose output is the logits, is given.
+    """Return the inputs of the classifier, the layer whose output is the logits.
 
     Returns
     -------
     Tensor
-        [samples, features], float32 on the CPU, in evaluation mode; of tokens the one
-        that the logits are made of.
+        [samples, features], float32 on the CPU, in evaluation mode; where there are
+        several tokens, those of the token that gives the logits.
 
     Raises
     ------
     TypeError
-        For an ensemble.
+        If `model` is an ensemble.
     ValueError
-        For a network whose logits are no linear layer's output.
+        If the network's logits are not a linear layer's output.
     """
     one_network(model, "penultimate")
     x = as_inputs(inputs)
     try:
         name = classifier_of(model, x)
     except ValueError as error:
-        error.add_note("any layer's features: layer_features(model, inputs)")
+        error.add_note("layer_features(model, inputs) reads any other layer")
         raise
     layer = {name: model.get_submodule(name)}
     with evaluating(model):
@@ -285,11 +239,8 @@ def embed(
 ) -> Float[Tensor, "samples components"]:
     """Return samples as points in few dimensions.
 
-    Embed sets that you compare (ID and OOD, members) together. PCA turns each axis so
-    that its largest score is positive. UMAP has at most 15 neighbours and t-SNE
-    perplexity 30, both less for few samples. All three see only distances, so more
-    features than samples (whole weight matrices, for example) are first rotated to as
-    many as samples.
+    Embed sets that you compare (ID and OOD, members) together. UMAP has at most 15
+    neighbours and t-SNE perplexity 30, both less for few samples.
 
     Parameters
     ----------
@@ -298,64 +249,35 @@ def embed(
     method
         "pca", "umap" (McInnes et al. 2018) or "tsne" (van der Maaten and Hinton 2008).
     components
-        1 to min(samples - 1, features).
+        Dimensions of the result; at most 3 for t-SNE.
     seed
-        Of UMAP and t-SNE.
+        The random state of UMAP and t-SNE.
 
     Raises
     ------
     ValueError
-        For values that are not finite, other components, and equal samples.
+        If values are not finite.
     """
     one_of("method", method, ("pca", "umap", "tsne"))
-    (x,) = _representations([X], "")
-    samples, width = x.shape
-    most = min(samples - 1, width)
-    between("components", components, 1, most, f" for features {list(x.shape)}")
-    if method == "umap" and samples < 3:
-        raise ValueError(
-            f'method="umap" needs three samples or more, got {samples}; use "pca"'
-        )
-    root, varies = _centred(x)
-    if not varies:
-        raise ValueError("all samples are alike; there is nothing to embed")
-    if method == "pca":
-        points = _principal(root, components)
+    x = _representation(X)
+    few = len(x) - 1
+    if method == "umap":
+        with warnings.catch_warnings(), extra("notebooks"):
+            warnings.simplefilter("ignore", ImportWarning)  # umap misses TensorFlow
+            from umap import UMAP as Reducer
+        settings: dict[str, Any] = {"n_neighbors": min(15, few), "n_jobs": 1}
+        settings["init"] = "pca"
+    elif method == "tsne":  # scikit-learn takes long to import
+        from sklearn.manifold import TSNE as Reducer
+
+        settings = {"perplexity": min(30.0, few / 3)}
     else:
-        reducer = _reducer(method, samples, components, seed)
-        points = torch.from_numpy(reducer.fit_transform(root.cpu().numpy()))
+        from sklearn.decomposition import PCA as Reducer
+
+        settings = {"svd_solver": "full"}
+    reducer = Reducer(n_components=components, random_state=seed, **settings)
+    points = torch.from_numpy(reducer.fit_transform(x.double().cpu().numpy()))
     return points.to(x.device, torch.promote_types(x.dtype, torch.float32))
-
-
-def _principal(root: Tensor, components: int) -> Tensor:
-    """Return scores on the principal axes, the largest of each positive."""
-    axes = torch.linalg.eigh(root.mT @ root).eigenvectors[:, -components:].flip(1)
-    points = root @ axes
-    return points * points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
-
-
-def _reducer(method: str, samples: int, components: int, seed: int) -> Any:
-    """Return scikit-learn's t-SNE or UMAP; both take long to import."""
-    if method == "tsne":
-        from sklearn.manifold import TSNE
-
-        return TSNE(
-            components,
-            perplexity=min(30.0, (samples - 1) / 3),
-            random_state=seed,
-            method="barnes_hut" if components < 4 else "exact",
-        )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ImportWarning)  # umap misses TensorFlow
-        with extra("notebooks"):
-            from umap import UMAP
-    return UMAP(
-        n_neighbors=min(15, samples - 1),
-        n_components=components,
-        random_state=seed,
-        n_jobs=1,
-        init="pca",
-    )
 
 
 def _cka(
@@ -366,154 +288,74 @@ def _cka(
     """Return the ratio of sums over batches: [A, B]."""
     one_of("kernel", kernel, ("linear", "rbf"))
     cross = norms_a = norms_b = torch.zeros(())
-    number = 0
-    for number, (features_a, features_b) in enumerate(batches, 1):
-        where = f"batch {number - 1}: " if number > 1 else ""
-        left = right = _kernels(features_a, where, kernel)
+    for features_a, features_b in batches:
+        a = b = [_prepare(x, kernel) for x in features_a]
         if features_b is not None:
-            right = _kernels(features_b, where, kernel)
-        _check_samples(left + right, 4 if unbiased else 2, where)
-        cross = cross + _hsic(left, right, kernel, unbiased)
-        norms_a = norms_a + _own_hsic(left, kernel, unbiased)
-        norms_b = norms_b + _own_hsic(right, kernel, unbiased)
-    if not number:
+            b = [_prepare(x, kernel) for x in features_b]
+        _check_samples(a, b, 4 if unbiased else 2)
+        cross = cross + torch.stack([_hsic(x, y, unbiased) for x in a for y in b])
+        norms_a = norms_a + torch.stack([_own_hsic(x, unbiased) for x in a])
+        norms_b = norms_b + torch.stack([_own_hsic(y, unbiased) for y in b])
+    if not cross.ndim:
         raise ValueError("minibatch CKA needs at least one batch, got an empty stream")
-    if (norms_a <= 0).any() or (norms_b <= 0).any():
+    if not norms_a.all() or not norms_b.all():
         warnings.warn(
-            "some representations do not vary over the samples, or in one alone: "
-            "their CKA is 0/0, NaN",
+            "some representations do not vary over the samples, or in only one of "
+            "them: their CKA is 0/0, NaN",
             stacklevel=3,
         )
-    roots = [norms.where(norms > 0, math.nan).sqrt() for norms in (norms_a, norms_b)]
-    return cross / torch.outer(*roots)
+    norms = torch.outer(norms_a, norms_b)
+    return cross.view_as(norms) / norms.where(norms > 0, nan).sqrt()
 
 
-def _check_samples(kernels: list[_Kernel], least: int, where: str) -> None:
-    """Raise ValueError for different numbers of samples, or too few."""
-    samples = {len(kernel.diagonal) for kernel in kernels}
-    if len(samples) > 1 or min(samples) < least:
+def _check_samples(a: list[_Kernel], b: list[_Kernel], least: int) -> None:
+    samples = {len(kernel.diagonal) for kernel in a + b}
+    if len(samples) != 1 or min(samples) < least:
         raise ValueError(
-            f"{where}CKA compares representations of the same samples, {least} or more "
-            f"of them, got {' and '.join(map(str, sorted(samples)))} samples"
+            f"CKA compares representations of the same {least} or more samples, "
+            f"got {samples or 'no'} samples"
         )
 
 
-def _representations(features: FeatureSets, where: str) -> list[Tensor]:
-    name = f"{where}a representation"
-    tensors = [as_tensor(name, x, "samples features").detach() for x in features]
-    for x in tensors:
-        finite(name, x)
-        if 0 in x.shape:
-            raise ValueError(f"{name} must not be empty, got {list(x.shape)}")
-    if not tensors:
-        raise ValueError(f"{where}needs at least one representation, got an empty list")
-    return tensors
+def _representation(x: ArrayLike) -> Tensor:
+    x = as_tensor("a representation", x, "samples features").detach()
+    finite("a representation", x)
+    if 0 in x.shape:
+        raise ValueError(f"a representation must not be empty, got {list(x.shape)}")
+    return x
 
 
-def _centred(x: Tensor) -> tuple[Tensor, bool]:
-    """Return F [n, <= n] in float64 with F F^T = X X^T for the centred X.
-
-    And whether X varies by more than its rounding.
-    """
+def _prepare(x: ArrayLike, kernel: str) -> _Kernel:
+    """Return the centred kernel; zeros where x varies by no more than its rounding."""
+    x = _representation(x)
     exact = x.double()
-    rounding = 4 * torch.finfo(x.dtype).eps * exact.norm()
     root = exact - exact.mean(0)
-    varies = bool(root.norm() > rounding)
+    if root.norm() <= 4 * torch.finfo(x.dtype).eps * exact.norm():
+        root = torch.zeros_like(root)
     if root.shape[1] > len(root):
         root = torch.linalg.qr(root.mT, mode="r").R.mT
-    return root, varies
-
-
-def _kernels(features: FeatureSets, where: str, kernel: str) -> list[_Kernel]:
-    return [_prepare(x, kernel) for x in _representations(features, where)]
-
-
-def _prepare(x: Tensor, kernel: str) -> _Kernel:
-    root, varies = _centred(x)
-    if not varies:  # contributes nothing to any sum
-        root = torch.zeros_like(root)
     if kernel == "linear":
-        return _Kernel(root, root.square().sum(1))
+        return _Kernel(root, root.square().sum(1), linear=True)
     squares = torch.cdist(root, root).square()
-    median = squares.quantile(0.5) if squares.numel() < 1e7 else squares.median()
-    if not median:  # most samples are equal: there is no length scale
-        return _Kernel(torch.zeros_like(squares), squares.diagonal() * 0)
+    median = float(np.median(squares.cpu())) or inf  # most samples equal: K is 0
     gram = (squares / (-2 * median)).exp()
     means = gram.mean(0)
     gram = gram - means - (means - means.mean())[:, None]
-    return _Kernel(gram, gram.diagonal())
+    return _Kernel(gram, gram.diagonal(), linear=False)
 
 
-def _inner(x: _Kernel, y: _Kernel, kernel: str) -> Tensor:
-    """Return <K, L>."""
-    if kernel == "rbf":
-        return (x.root * y.root).sum()
-    return (x.root.mT @ y.root).square().sum()
-
-
-def _hsic(a: list[_Kernel], b: list[_Kernel], kernel: str, unbiased: bool) -> Tensor:
-    """Return HSIC1 or HSIC0 of all pairs: [A, B]."""
-    pairs = itertools.product(a, b)
-    inner = torch.stack([_inner(x, y, kernel) for x, y in pairs]).view(len(a), -1)
-    k = torch.stack([x.diagonal for x in a])  # [A, n]
-    m = torch.stack([y.diagonal for y in b])  # [B, n]
-    n = k.shape[1]
+def _hsic(x: _Kernel, y: _Kernel, unbiased: bool) -> Tensor:
+    """Return HSIC1 or HSIC0."""
+    terms = (x.root.mT @ y.root).square() if x.linear else x.root * y.root
+    inner = terms.sum()
+    n = len(x.diagonal)
     if not unbiased:
         return inner / (n - 1) ** 2
-    sums = torch.outer(k.sum(1), m.sum(1)) / ((n - 1) * (n - 2))
-    return (inner - n / (n - 2) * (k @ m.mT) + sums) / (n * (n - 3))
+    sums = x.diagonal.sum() * y.diagonal.sum() / ((n - 1) * (n - 2))
+    return (inner - n / (n - 2) * (x.diagonal @ y.diagonal) + sums) / (n * (n - 3))
 
 
-def _own_hsic(kernels: list[_Kernel], kernel: str, unbiased: bool) -> Tensor:
-    """Return the HSIC of every kernel with itself [A], 0 where it is rounding error."""
-    values = torch.cat([_hsic([x], [x], kernel, unbiased)[0] for x in kernels])
-    rounding = 1e-14 * torch.stack([x.diagonal.mean() for x in kernels]).square()
-    return values.where(values > rounding, 0.0)
-
-
-def _layers(model: nn.Module, target: Target | None) -> list[str]:
-    """Return the names of the modules that `target` finds, or of the default ones."""
-    modules = {name: module for name, module in model.named_modules() if name}
-    lists = [n for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m)]
-    if target is not None:
-        pattern = pattern_of(target)
-        chosen = [name for name in modules if re.search(pattern, name)]
-    elif lists:
-        longest = max(lists, key=lambda name: len(list(modules[name].children())))
-        chosen = [name for name in modules if name.rpartition(".")[0] == longest]
-    else:
-        kinds = nn.Linear | nn.Conv2d
-        chosen = [name for name, module in modules.items() if isinstance(module, kinds)]
-    if not chosen:
-        raise ValueError(
-            f"target {target!r} matches no module; "
-            f"there are {', '.join(modules) or 'none'}"
-        )
-    return chosen
-
-
-def _joined(name: str, outputs: list[Tensor], samples: int) -> Tensor:
-    """Return a layer's outputs for all batches as one tensor."""
-    shapes = [list(x.shape) for x in outputs]
-    widths = {width for _, width in shapes}
-    if len(widths) != 1 or sum(map(len, outputs)) != samples:
-        raise ValueError(
-            f"{name} must give one output [batch, ...] of one width in every pass, "
-            f"got {shapes[:3] or 'nothing'}; choose another target or tokens"
-        )
-    return torch.cat(outputs)
-
-
-def _reduced(name: str, output: Any, tokens: str) -> Tensor:
-    """Return one layer's output as [batch, features]."""
-    x = first_of(output)
-    if not isinstance(x, Tensor) or x.ndim < 2:
-        raise ValueError(
-            f"{name} returns {type(x).__name__}, not a tensor [batch, ...]; "
-            "choose another target"
-        )
-    if x.ndim == 3 and tokens != "all":
-        x = x[:, 0] if tokens == "first" else x.mean(1)
-    elif x.ndim == 4 and tokens == "mean":
-        x = x.mean((2, 3))
-    return x.flatten(1).float().cpu()
+def _own_hsic(x: _Kernel, unbiased: bool) -> Tensor:
+    """Return the HSIC of a kernel with itself, 0 where it is rounding error."""
+    value = _hsic(x, x, unbiased)
+    return value.where(value > 1e-14 * x.diagonal.mean().square(), 0.0)

@@ -5,16 +5,16 @@ vectors of its input. Where singular values are equal, their vectors are arbitra
 within the subspace that they span.
 """
 
-import math
 import re
 import warnings
+from math import nan
 from typing import Literal, NamedTuple
 
-import scipy.linalg
 import torch
 from jaxtyping import Float, Int
+from scipy import integrate, stats
+from scipy.linalg import eigh
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from uqlab.analysis.diversity import layer_names, member_weights
 from uqlab.core.checks import (
@@ -28,17 +28,23 @@ from uqlab.core.checks import (
     one_of,
     within,
 )
-from uqlab.ensembles import Ensemble, weights_of
+from uqlab.ensembles import Ensemble, plain, weights_of
 from uqlab.models import PROJECTIONS
 
 Side = Literal["left", "right"]
 
 
 class Intruders(NamedTuple):
-    """How many of the k leading singular vectors after training are intruders.
+    """Intruders among the k leading singular vectors after training.
 
-    `max_cosine` is that of each vector with the vector before that is most like it;
-    `energy` is the intruders' share of the k squared singular values.
+    Attributes
+    ----------
+    count
+        The number of intruders.
+    max_cosine
+        The largest |cos| of each vector with a singular vector before training.
+    energy
+        The intruders' share of the k squared singular values.
     """
 
     count: Int[Tensor, "*batch"]  # type: ignore[override]  # tuples have such a method
@@ -57,15 +63,16 @@ class LayerSpectra(NamedTuple):
     values
         The members' singular values.
     between
-        |cos| of the first member's vectors (rows) and the second's.
+        |cos| of the first member's vectors (rows) and the second's (columns).
     before_values
-        Those before training.
+        The singular values before training.
     initial
-        |cos| of a member's vectors (rows) and those before (columns).
+        |cos| of a member's vectors (rows) and those before training (columns).
     max_cosine
-        Of each vector with the vector before that is most like it.
+        The largest |cos| of each vector with a singular vector before training.
     off_diagonal
-        Of the members' matrices, as the function `off_diagonal` has it.
+        The share of ||W_m||_F^2 off the diagonal of U^T W_m V, in [0, 1]: 0 where only
+        singular values changed. U and V are the singular vectors before training.
     """
 
     values: Float[Tensor, "members k"]
@@ -78,22 +85,25 @@ class LayerSpectra(NamedTuple):
     def intruders(self, k: int = 10, threshold: float = 0.5) -> Intruders:
         """Return every member's intruders among its k leading vectors.
 
-        Raises ValueError if the weights before training are unknown.
+        Raises
+        ------
+        ValueError
+            If the weights before training are unknown, or k is above that of these
+            spectra.
         """
         if self.max_cosine is None:
             raise ValueError(
-                "intruders are found by the weights before training: "
+                "intruders need the weights before training: "
                 "give ensemble_spectra(before=...)"
             )
         between("k", k, 1, self.values.shape[1], ", the k of these spectra")
         return _intruders(self.values[:, :k], self.max_cosine[:, :k], threshold)
 
     def mean_between(self) -> Float[Tensor, "k k"]:
-        """Return `between`, averaged over pairs; raises ValueError for one member."""
-        members = len(self.between)
-        if members < 2:
+        """Return `between`, averaged over pairs of different members."""
+        if len(self.between) < 2:
             raise ValueError("pairs need at least two members, got 1")
-        return self.between[~torch.eye(members, dtype=torch.bool)].nanmean(0)
+        return self.between[~torch.eye(len(self.between), dtype=torch.bool)].nanmean(0)
 
 
 def singular_vector_similarity(
@@ -106,30 +116,28 @@ def singular_vector_similarity(
     before, after
         [..., out, in]; one matrix is compared with all matrices of the other argument.
     k
-        At most the rank of the matrices.
+        The number of vectors, at most the rank of the matrices.
     side
-        "left", of the output, or "right", of the input.
+        "left", directions of the output, or "right", directions of the input.
 
     Returns
     -------
     Tensor
-        Rows: vectors of `after`; columns: of `before`.
+        Rows: vectors of `after`; columns: vectors of `before`.
 
     Raises
     ------
     ValueError
-        For shapes that differ, values that are not finite, and a k above the rank.
+        If the shapes differ, values are not finite, or k is above the rank.
 
     References
     ----------
     Muhlematter et al. 2024, section 4 and appendix D.
     """
     before, after = _checked(before, after, k, side)
-    old, u0 = _leading(before, k)
-    new, u1 = _leading(after, k)
-    _check_rank("before", old, before.shape)
-    _check_rank("after", new, after.shape)
-    return _cosines(u1, u0)
+    _, old = _full_rank("before", before, k)
+    _, new = _full_rank("after", after, k)
+    return _cosines(new, old)
 
 
 def intruder_dimensions(
@@ -151,11 +159,10 @@ def intruder_dimensions(
     because counts saturate.
     """
     before, after = _checked(before, after, k, side)
-    u0, s0, _ = torch.linalg.svd(before, full_matrices=False)
-    values, u1 = _leading(after, k)
-    _check_rank("after", values, after.shape)
-    u0 = u0 * _alive(s0, before.shape)[..., None, :]  # a value of 0 has no direction
-    return _intruders(values, _cosines(u1, u0).amax(-1), threshold)
+    values, vectors = _full_rank("after", after, k)
+    u, s, _ = torch.linalg.svd(before, full_matrices=False)
+    u = u * _nonzero(s, before)[..., None, :]  # a value of 0 has no direction
+    return _intruders(values, _cosines(vectors, u).amax(-1), threshold)
 
 
 def random_level(dimension: int, vectors: int | None = None) -> float:
@@ -167,9 +174,9 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
     Parameters
     ----------
     dimension
-        Of the space.
+        The dimension of the space.
     vectors
-        How many orthonormal vectors; None for a whole basis.
+        The number of orthonormal vectors; None for a whole basis.
 
     Examples
     --------
@@ -179,26 +186,12 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
     at_least("dimension", dimension)
     vectors = dimension if vectors is None else vectors
     between("vectors", vectors, 1, dimension, ", the dimension")
-    x = torch.linspace(0, 12, 24001, dtype=torch.float64)
-    beyond = 1 - torch.erf(x / math.sqrt(2)) ** vectors  # P(max |g_i| > x)
-    logarithms = math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2)
-    length = math.sqrt(2) * math.exp(logarithms)  # E ||g||
-    return torch.trapezoid(beyond, x).item() / length
-
-
-def off_diagonal(before: ArrayLike, after: ArrayLike) -> Float[Tensor, "*batch"]:
-    """Return the share of ||W||_F^2 off the diagonal of U^T W V, in [0, 1].
-
-    W is `after`, and U, V are the singular vectors of `before`: the share is 0 where
-    only singular values changed. Errors as in `singular_vector_similarity`.
-    """
-    before, after = _checked(before, after, 1)
-    u, _, vh = torch.linalg.svd(before, full_matrices=False)
-    return _off_diagonal(u, vh, after)
+    largest, _ = integrate.quad(lambda x: 1 - stats.chi(1).cdf(x) ** vectors, 0, 12)
+    return largest / float(stats.chi(dimension).mean())
 
 
 def projection(name: str) -> str | None:
-    """Tell which matrix of the attention a layer is, by its name.
+    """Return the attention's matrix that a layer is, by its name.
 
     Returns
     -------
@@ -216,9 +209,7 @@ def ensemble_spectra(
     k: int = 16,
     *,
     before: nn.Module | None = None,
-    update: bool = False,
     side: Side = "left",
-    progress: bool = True,
 ) -> dict[str, LayerSpectra]:
     """Return the spectra of an ensemble's linear layers, by name.
 
@@ -233,23 +224,18 @@ def ensemble_spectra(
     target
         A regular expression on layer names, as in `diversity.layer_names`.
     k
-        How many vectors, at most the smaller side of a layer.
+        The number of vectors, at most the smaller side of a layer.
     before
         The network that the members started from. None takes its weights from the
         ensemble, if it still holds them unchanged, as LoRA and masks do.
-    update
-        Analyse what was added, W_m - W (for LoRA B_m A_m), and not W_m. Its rank bounds
-        the useful k.
     side
-        "left", of the output, or "right", of the input.
-    progress
-        Show a bar.
+        "left", directions of the output, or "right", directions of the input.
 
     Raises
     ------
     ValueError
-        For a target without a linear layer, a k above a layer's size, a `before` that
-        lacks layers or has other shapes, and `update` without the weights before.
+        If `target` matches no linear layer, k is above a layer's size, or `before`
+        lacks layers or has other shapes.
 
     References
     ----------
@@ -257,21 +243,16 @@ def ensemble_spectra(
     """
     if before is not None:
         one_network(before, "ensemble_spectra(before=...)")
+        before = plain(before)  # Conv1D of transformers holds a transposed matrix
     names = layer_names(ensemble, target)
-    starts = {name: _start(ensemble, name, before) for name in names}
-    for name, start in starts.items():
-        shape = member_weights(ensemble, name, [0]).shape[1:]
-        _check_size(k, shape, f"{name} ")
-        _check_start(name, start, shape, update)
-    bar = tqdm(starts, desc="spectra", unit="layer", disable=not progress, leave=False)
-    spectra = {n: _layer(ensemble, n, starts[n], k, update, side) for n in bar}
-    alike = [layer.between.diagonal().diagonal() for layer in spectra.values()]
-    missing = int(torch.stack(alike).isnan().sum())  # |cos| of vectors with themselves
+    spectra = {name: _layer(ensemble, name, k, before, side) for name in names}
+    own = [layer.between.diagonal().diagonal() for layer in spectra.values()]
+    missing = int(torch.stack(own).isnan().sum())  # |cos| of vectors with themselves
     if missing:
         warnings.warn(
             f"{missing} of {len(names) * ensemble.members * k} singular vectors are "
-            "NaN: their singular values are 0, "
-            f"that is k={k} exceeds the rank of some matrices",
+            f"NaN: their singular values are 0, because k={k} exceeds the rank of some "
+            "matrices",
             stacklevel=2,
         )
     return spectra
@@ -279,20 +260,14 @@ def ensemble_spectra(
 
 @torch.no_grad()
 def _layer(
-    ensemble: Ensemble,
-    name: str,
-    start: Tensor | None,
-    k: int,
-    update: bool,
-    side: Side,
+    ensemble: Ensemble, name: str, k: int, before: nn.Module | None, side: Side
 ) -> LayerSpectra:
     """Return one layer's spectra, on the CPU."""
     after = member_weights(ensemble, name)
-    if update and start is not None:
-        after = _update(ensemble, name, start, after)
+    start = _start(ensemble, name, before)
     base, after = _checked(after[0] if start is None else start, after, k, side)
     values, vectors = _leading(after, k)  # [members, k], [members, out or in, k]
-    vectors = vectors.where(_alive(values, after.shape)[:, None], math.nan)
+    vectors = vectors.where(_nonzero(values, after)[:, None], nan)
     spectra = LayerSpectra(values.cpu(), _cosines(vectors[:, None], vectors).cpu())
     return spectra if start is None else _compared(spectra, base, after, vectors)
 
@@ -300,88 +275,55 @@ def _layer(
 def _compared(
     spectra: LayerSpectra, before: Tensor, after: Tensor, vectors: Tensor
 ) -> LayerSpectra:
-    """Return the spectra with what compares members' vectors with those before."""
+    """Return the spectra with the fields that need the weights before training."""
     u, s, vh = torch.linalg.svd(before, full_matrices=False)
-    alive = _alive(s, before.shape)
+    nonzero = _nonzero(s, before)
     k = vectors.shape[-1]
-    cosines = _cosines(vectors, u * alive)  # [members, k, all vectors before]
+    cosines = _cosines(vectors, u * nonzero)  # [members, k, all vectors before]
     return spectra._replace(
         before_values=s[:k].cpu(),
-        initial=cosines[..., :k].where(alive[:k], math.nan).cpu(),
+        initial=cosines[..., :k].where(nonzero[:k], nan).cpu(),
         max_cosine=cosines.amax(-1).cpu(),
         off_diagonal=_off_diagonal(u, vh, after).cpu(),
     )
 
 
-def _check_start(
-    name: str, start: Tensor | None, shape: torch.Size, update: bool
-) -> None:
-    """Raise ValueError for a start that is absent or of another shape."""
-    if start is None and update:
-        raise ValueError(
-            f"the update of {name} needs the weights before training: "
-            "give before=the backbone"
-        )
-    if start is not None and start.shape != shape:
-        raise ValueError(
-            f"{name} is {list(shape)} in the ensemble, but {list(start.shape)} before"
-        )
-
-
 def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | None:
     """Return a layer's weight before training, if it is known."""
     if before is not None:
-        weight = getattr(dict(before.named_modules()).get(name), "weight", None)
-        if not isinstance(weight, Tensor):
-            raise ValueError(f"before has no linear layer {name}")
-        return weight.detach()
+        full = weights_of(before).get(name)
+        if full is None:
+            raise ValueError(f"`before` has no linear layer {name}")
+        return before.get_parameter(full).flatten(1)
     if not ensemble.seen:
         return None
     start = ensemble.start(weights_of(ensemble.network)[name])
     return None if start is None else start.flatten(1)
 
 
-def _update(ensemble: Ensemble, name: str, start: Tensor, after: Tensor) -> Tensor:
-    """Return W_m - W of every member, if possible without rounding W_m."""
-    if ensemble.seen:
-        full = weights_of(ensemble.network)[name]
-        updates = [ensemble.update(full, m) for m in range(ensemble.members)]
-        known = [update.flatten(1) for update in updates if update is not None]
-        if len(known) == len(updates):
-            return torch.stack(known)
-    return after - start.to(after)
-
-
 def _leading(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k leading singular values [..., k] and left vectors [..., out, k].
 
-    For a k that is small against the matrix they come from the k leading eigenvectors
-    of the smaller Gram matrix, in float64: for 768 x 768 and k = 16 in a fifth of the
-    time of torch.linalg.svd. Squaring loses accuracy by s_1 / s_i, less than float32
-    loses; where s_k < s_1 / 1000 the whole decomposition is computed instead.
+    A few of many vectors in float32 are eigenvectors of the Gram matrix in float64: for
+    768 x 768 and k = 16 in a third of the time of torch.linalg.svd, and no less exact
+    down to the values that count as 0.
     """
     rows, columns = w.shape[-2:]
-    if 8 * k <= min(rows, columns):
-        pairs = [_leading_by_gram(matrix, k) for matrix in w.reshape(-1, rows, columns)]
-        values = torch.stack([s for s, _ in pairs]).view(*w.shape[:-2], k)
-        if (values[..., -1] > 1e-3 * values[..., 0]).all():
-            vectors = torch.stack([u for _, u in pairs])
-            return values.to(w), vectors.view(*w.shape[:-2], rows, k).to(w)
-    u, s, _ = torch.linalg.svd(w, full_matrices=False)
-    return s[..., :k], u[..., :k]
+    if w.dtype == torch.float64 or not 8 * k <= rows <= columns:
+        u, s, _ = torch.linalg.svd(w, full_matrices=False)
+        return s[..., :k], u[..., :k]
+    flat = w.double().cpu().reshape(-1, rows, columns)
+    values, vectors = zip(*(_leading_of_gram(m @ m.mT, k) for m in flat), strict=True)
+    values = torch.stack(values).view(*w.shape[:-2], k)
+    vectors = torch.stack(vectors).view(*w.shape[:-1], k)
+    return values.to(w), vectors.to(w)
 
 
-def _leading_by_gram(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return them for one matrix; SciPy computes only the wanted eigenvectors."""
-    w = w.double()
-    wide = w if len(w) <= w.shape[1] else w.mT
-    last = len(wide) - 1
-    squares, vectors = scipy.linalg.eigh(
-        (wide @ wide.mT).cpu().numpy(), subset_by_index=(last - k + 1, last)
-    )
-    values = torch.from_numpy(squares).to(w.device).flip(0).clamp(min=0).sqrt()
-    u = torch.from_numpy(vectors).to(w.device).flip(1)
-    return values, u if wide is w else w @ (u / values)
+def _leading_of_gram(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    last = len(gram) - 1
+    squares, u = eigh(gram.numpy(), subset_by_index=(last - k + 1, last))
+    values = torch.from_numpy(squares).flip(0).clamp(min=0).sqrt()
+    return values, torch.from_numpy(u).flip(1)
 
 
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
@@ -389,54 +331,55 @@ def _cosines(a: Tensor, b: Tensor) -> Tensor:
     return (a.mT @ b).abs().clamp(max=1)
 
 
-def _alive(values: Tensor, shape: torch.Size) -> Tensor:
-    """Tell which singular values are not 0, by the rule of torch.linalg.matrix_rank."""
-    return values > torch.finfo(values.dtype).eps * max(shape[-2:]) * values[..., :1]
+def _nonzero(values: Tensor, w: Tensor) -> Tensor:
+    """Return which singular values are not 0, by the rule of torch.linalg.matrix_rank.
+
+    `values` are the leading singular values of `w`.
+    """
+    return values > torch.finfo(values.dtype).eps * max(w.shape[-2:]) * values[..., :1]
 
 
 def _off_diagonal(u: Tensor, vh: Tensor, w: Tensor) -> Tensor:
-    w = w / w.abs().amax((-2, -1), keepdim=True)  # squares of large ones are no numbers
     diagonal = ((u.mT @ w) * vh).sum(-1)  # u_i^T W v_i
     share = 1 - diagonal.square().sum(-1) / w.square().sum((-2, -1))
-    return share.nan_to_num(0).clamp(min=0)  # nothing of a W that is 0 lies off it
+    return share.nan_to_num(0).clamp(min=0)  # where W is 0
 
 
 def _intruders(values: Tensor, max_cosine: Tensor, threshold: float) -> Intruders:
     within("threshold", threshold, "(0, 1]")
-    strange = max_cosine < threshold
+    intruding = max_cosine < threshold
     squares = (values / values[..., :1]).square()
-    energy = (squares * strange).sum(-1) / squares.sum(-1)
-    return Intruders(strange.sum(-1), max_cosine, energy)
+    energy = (squares * intruding).sum(-1) / squares.sum(-1)
+    return Intruders(intruding.sum(-1), max_cosine, energy)
 
 
-def _check_rank(name: str, values: Tensor, shape: torch.Size) -> None:
-    rank = int(_alive(values, shape).sum(-1).min())
-    if rank < values.shape[-1]:
+def _full_rank(name: str, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return `_leading`; raise ValueError if the rank is below k."""
+    values, vectors = _leading(w, k)
+    rank = int(_nonzero(values, w).sum(-1).min())
+    if rank < k:
         raise ValueError(
-            f"k={values.shape[-1]} exceeds the rank {rank} of a matrix {name}: vectors "
-            f"of singular values that are 0 are arbitrary; choose k up to {rank}"
+            f"k={k} exceeds the rank {rank} of a matrix `{name}`: vectors of singular "
+            f"values that are 0 are arbitrary; choose k up to {rank}"
         )
-
-
-def _check_size(k: int, shape: torch.Size, name: str = "") -> None:
-    between("k", k, 1, min(shape[-2:]), f" for {name}{list(shape)}")
+    return values, vectors
 
 
 def _checked(
-    before: ArrayLike, after: ArrayLike, k: int, side: Side = "left"
+    before: ArrayLike, after: ArrayLike, k: int, side: Side
 ) -> tuple[Tensor, Tensor]:
     """Return both matrices in the working precision, transposed for side "right"."""
     one_of("side", side, ("left", "right"))
-    before = as_tensor("before", before)
-    after = as_tensor("after", after)
+    before, after = as_tensor("before", before), as_tensor("after", after)
     finite("before", before)
     finite("after", after)
-    if min(before.ndim, after.ndim) < 2 or before.shape[-2:] != after.shape[-2:]:
+    shape = after.shape[-2:]
+    if len(shape) < 2 or before.shape[-2:] != shape:
         raise ValueError(
-            "before and after must be matrices [..., out, in] of one shape, "
+            "`before` and `after` must be matrices [..., out, in] of one shape, "
             f"got {list(before.shape)} and {list(after.shape)}"
         )
-    _check_size(k, after.shape)
+    between("k", k, 1, min(shape), f" for {list(shape)}")
     dtype = torch.promote_types(before.dtype, after.dtype)
     dtype = torch.promote_types(dtype, torch.float32)
     before = before.detach().to(after.device, dtype)

@@ -11,7 +11,7 @@ with extra("notebooks"):
     from uqlab.widgets.guesses import guess
     from uqlab.widgets.hand import Hand
     from uqlab.widgets.hands import alarm, cloud, draw, front
-    from uqlab.widgets.networks import gradients, head_map, masks
+    from uqlab.widgets.networks import head_map, masks
     from uqlab.widgets.predictions import collapse
     from uqlab.widgets.singular import spectra
 
@@ -24,7 +24,6 @@ __all__ = [
     "draw",
     "explore",
     "front",
-    "gradients",
     "guess",
     "head_map",
     "masks",

@@ -57,10 +57,11 @@ def alarm(
     names: Mapping[str, str] | None = None,
     *,
     what: str = "width",
-    passing: float = 0.95,
     shown: int = 40,
 ) -> Hand:
     """Show an alarm whose threshold is set at the first setting, and what it catches.
+
+    95 % of the in-distribution inputs pass at the first setting.
 
     `state` has at (place of the setting), s (of the set), threshold, auroc, caught and
     false_alarms.
@@ -76,8 +77,6 @@ def alarm(
         Set -> its name, where that is another.
     what
         The settings' name.
-    passing
-        The share of in-distribution inputs that the threshold lets through.
     shown
         How many images of each OOD set are shown.
     """
@@ -93,7 +92,7 @@ def alarm(
     data = {
         "what": what,
         "settings": [f"{s:g}" if isinstance(s, float) else str(s) for s in values],
-        "pass": passing,
+        "pass": 0.95,
         "known": sets.pop("id"),
         "outside": list(sets.values()),
     }
