@@ -22,7 +22,6 @@ LARGE = 150  # nodes of a function
 LATER = (
     "data/corruptions.py",
     "ensembles/export.py",
-    "ensembles/last_layer.py",
     "models/backbones.py",
     "models/formats.py",
     "study/acquire.py",
