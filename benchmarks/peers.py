@@ -27,8 +27,7 @@ from _timing import DEVICE, interleaved
 from torch import Tensor, nn
 
 from uqlab import ensembles, metrics, models, training, uncertainty
-from uqlab.ensembles.laplace import curvatures
-from uqlab.ensembles.last_layer import curvature
+from uqlab.ensembles.laplace import curvature, curvatures
 
 MEMBERS, INPUTS, CLASSES, BATCH, STEPS = 10, 1_000_000, 10, 128, 20
 

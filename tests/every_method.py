@@ -66,7 +66,7 @@ METHODS = {
     ),
     "masksembles": Method(
         "Masksembles",
-        lambda net, x, m: ensembles.masksembles(net, m, of=MEMBERS, seed=SEED),
+        lambda net, x, m: ensembles.masksembles(net, m, total_members=MEMBERS, seed=SEED),
     ),
     "film": Method(
         "FiLM-Ensemble", lambda net, x, m: ensembles.film(net, m, seed=SEED)
@@ -91,7 +91,7 @@ METHODS = {
     ),
     "packed": Method(
         "Packed-Ensembles",
-        lambda net, x, m: ensembles.packed(net, m, of=MEMBERS, seed=SEED),
+        lambda net, x, m: ensembles.packed(net, m, total_members=MEMBERS, seed=SEED),
     ),
     "hydra": Method("Hydra", _hydra, alone=False),
     "deep": Method(

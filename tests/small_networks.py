@@ -29,7 +29,7 @@ EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 # Those whose members train the backbone together.
 TRAINED = {
     "masksembles": lambda backbone, members=3, **kw: ensembles.masksembles(
-        backbone, members, **({"of": 5} | kw)
+        backbone, members, **({"total_members": 5} | kw)
     ),
     "film": lambda backbone, members=3, **kw: ensembles.film(backbone, members, **kw),
 }
@@ -39,7 +39,7 @@ FOLDED = pytest.mark.parametrize(
 # Members of one width, as if there were five.
 APART = {
     "packed": lambda backbone, members=3, **kw: ensembles.packed(
-        backbone, members, **({"alpha": 2.5, "of": 5} | kw)
+        backbone, members, **({"alpha": 2.5, "total_members": 5} | kw)
     ),
 }
 ALL = pytest.mark.parametrize(

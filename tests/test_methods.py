@@ -69,12 +69,7 @@ def test_every_method_trains_on_a_backbone_and_leaves_it_as_it_was(name):
         near(
             training.predict(ensemble.member(m), x)[0], training.predict(ensemble, x)[m]
         )
-    about = ensemble.about()
-    assert about["members"] == ensemble.members
-    assert str(ensemble) == repr(ensemble)
     assert f"members: {ensemble.members}" in str(ensemble)
-    assert "\n" not in str(ensemble)
-    assert f"<td>{about['numbers trained']:,}</td>" in ensemble._repr_html_()
     assert name in PLAIN or (ensemble(x)[0] - ensemble(x)[1]).abs().max() > 1e-4
 
 

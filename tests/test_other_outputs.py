@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from uqlab import ensembles, metrics, training
 from uqlab.core import devices
-from uqlab.ensembles.laplace import curvatures
-from uqlab.ensembles.last_layer import curvature
+from uqlab.ensembles.laplace import curvature, curvatures
 from uqlab.uncertainty import decompose, decompose_gaussian
 
 WEIGHTS = {"no": None, "[M]": (4,), "[M, N]": (4, 6)}
@@ -398,8 +397,7 @@ def test_gaussian_outputs_have_the_posterior_of_bayesian_linear_regression(targe
     network[2].bias.data = torch.tensor(mean[:, -1])
     how = {"prior_variance": prior, "outputs": "gaussian", "noise_variance": noise}
     found = curvature(network, "2", x, 7, "gaussian", noise)
-    values, u, v = found.spectrum()
-    assert u is None
+    values, _, v = found.spectrum()
     for of_target in values:
         exact = v @ torch.diag(1 / (of_target + 1 / prior)) @ v.T
         near(exact, torch.tensor(covariance))
@@ -444,23 +442,19 @@ def test_a_softmax_has_the_matrix_of_its_gauss_newton_form():
     near(curvature(network, "2", x, 7).outputs, each.sum(0))
 
 
-@pytest.mark.parametrize("members", ["binary", "multilabel", "gaussian"])
-def test_outputs_reach_the_lora_posterior_too(members):
+def test_one_logit_has_its_lora_posterior_too():
     """Against the full matrix of one input, J^T H J by autograd."""
-    network = trunk(1 if members == "binary" else 2)
+    network = trunk(1)
     lora = ensembles.lora(network, 1, 2, target="0", std=0.5)
-    noise = 0.3 if members == "gaussian" else None
     x = X[:1].double()
-    a, _ = curvatures(lora, x, 64, members, noise)["0.weight"]
-    low = lora.seen["0.weight"].kind
+    a, _ = curvatures(lora, x)["0.weight"]
     z = lora(x)[0, 0]
     p = z.detach().sigmoid()
-    h = torch.full_like(p, 1 / noise) if noise else p * (1 - p)
+    h = p * (1 - p)
     held = next(p for n, p in lora.named_parameters() if "lora_A" in n)
     j = torch.stack(
         [torch.autograd.grad(e, held, retain_graph=True)[0].flatten() for e in z]
     )
-    assert low is not None
     near(torch.kron(a.outputs, a.inputs), j.T @ h.diag() @ j)
 
 
@@ -474,13 +468,8 @@ def test_outputs_reach_the_lora_posterior_too(members):
     ],
 )
 def test_outputs_that_laplace_cannot_take_are_refused(how):
-    lora = ensembles.lora(trunk(2), 1, 2)
-    for call in (
-        lambda: ensembles.laplace(trunk(2), X.double(), 2, **how),
-        lambda: ensembles.laplace_lora(lora, X.double(), 2, **how),
-    ):
-        with pytest.raises((ValueError, TypeError), match=r"noise_variance|outputs"):
-            call()
+    with pytest.raises((ValueError, TypeError), match=r"noise_variance|outputs"):
+        ensembles.laplace(trunk(2), X.double(), 2, **how)
 
 
 def test_laplace_refuses_an_answer_for_each_token():
@@ -490,38 +479,3 @@ def test_laplace_refuses_an_answer_for_each_token():
         ensembles.laplace_lora(lora, x, 2)
     with pytest.raises(ValueError, match="no linear layer whose output"):
         ensembles.laplace(network, x, 2)
-
-
-def test_many_classes_have_a_diagonal_and_say_so(monkeypatch):
-    from uqlab.ensembles import last_layer
-
-    network, x = trunk(3), X.double()
-    whole = curvature(network, "2", x)
-    monkeypatch.setattr(last_layer, "WHOLE", 2)
-    with pytest.warns(UserWarning, match="diagonal"):
-        ensemble = ensembles.laplace(network, x, 4_000, prior_variance=2.0)
-    h = torch.kron(whole.outputs.diag().diag(), whole.inputs)
-    expected = torch.linalg.inv(h + torch.eye(15).double() / 2)
-    found = classifiers(ensemble).flatten(1).T.cov()
-    assert_close(found, expected, rtol=0.15, atol=0.1)
-    with pytest.warns(UserWarning, match="diagonal"):
-        ensembles.laplace(network, x, 2)  # the likeliest variance
-
-
-@pytest.mark.slow
-def test_ten_thousand_classes_fit_into_two_gigabytes():
-    code = """
-import re, warnings, torch
-from torch import nn
-from uqlab import ensembles
-network = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 10_000))
-warnings.simplefilter("ignore")
-ensemble = ensembles.laplace(network, torch.randn(500, 32), 5)
-print(ensemble(torch.randn(4, 32)).shape, flush=True)
-status = open("/proc/self/status").read()  # rusage would begin with the parent's peak
-print(int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) * 1024)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    shape, peak = done.stdout.splitlines()
-    assert shape == "torch.Size([5, 4, 10000])", done.stderr
-    assert int(peak) < 2e9

@@ -20,8 +20,6 @@ CASES = {
     "vit, all matrices, ranks cut": (vit, X, {"rank": 20, "target": "dense|fc|q_proj|layers"}),
     "shared classifier": (vit, X, {"classifiers": "shared"}),
     "bert": (bert, TOKENS, {}),
-    "convolutions": (cnn, X, {}),
-    "more convolutions": (resnet, X, {}),
     "gpt2": (NETWORKS["gpt2"].make, NETWORKS["gpt2"].inputs(4), {}),
     "float64": (lambda: vit().double(), X.double(), {}),
 }  # fmt: skip
@@ -72,7 +70,7 @@ def refused():
         "that are called": ensembles.lora(
             NETWORKS["torch encoder, no mask"].make(), 2, 2, target="linear1"
         ),
-        "without groups": ensembles.lora(NETWORKS["wrapped convolutions"].make(), 2, 2),
+        "Conv2d": ensembles.lora(cnn(), 2, 2),
         "xhead": ensembles.lora(named, 2, 2),
     }
 

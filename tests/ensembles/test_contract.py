@@ -125,13 +125,6 @@ def test_two_threads_may_use_one_ensemble(mode):
             near(logits, expected[number])
 
 
-def test_a_member_of_a_deep_ensemble_is_a_backbone():
-    deep = ensembles.deep(lambda: models.mlp(8, (6,), 3, dropout=0.5), 2)
-    member, x = deep.member(1).eval(), torch.rand(4, 8)
-    ensemble = ensembles.lora(member, 3, 2, classifiers="shared").eval()
-    near(ensemble(x), member(x).expand(3, -1, -1))
-
-
 class Memory(nn.Module):
     """A network of which a device holds so many rows at once, of as many members as vmap takes."""
 
@@ -171,31 +164,3 @@ def test_fewer_members_go_through_where_memory_runs_out():
     for ensemble in (roomy, tight):
         training.fit(ensemble, x, y, **settings)
     near(tight(x), roomy(x))
-
-
-def test_fewer_inputs_go_through_where_one_member_is_too_much():
-    x = torch.randn(50, 4)
-    near(training.predict(memories(4, 7), x), training.predict(memories(4, 1000), x))
-    with pytest.raises(torch.OutOfMemoryError):
-        training.predict(memories(2, 0), x)
-
-
-def test_members_whose_logits_do_not_fit_are_named():
-    doubled = nn.Sequential(Doubled(), nn.Linear(4, 3).double())
-    for other in (nn.Linear(4, 2), doubled):
-        ensemble = ensembles.from_members([nn.Linear(4, 3), other])
-        with pytest.raises(ValueError, match="one shape and type"):
-            ensemble(torch.rand(5, 4))
-
-
-class Doubled(nn.Module):
-    def forward(self, x):
-        return x.double()
-
-
-def test_deep_shards_of_other_seeds_are_refused():
-    def shard(members, seed):
-        return ensembles.deep(lambda: nn.Linear(4, 3), members, seed)
-
-    with pytest.raises(ValueError, match="seed"):
-        ensembles.concatenate([shard("0:1", 0), shard("1:2", 1)])

@@ -104,10 +104,10 @@ def test_every_way_is_the_separate_members(mode):
 def test_what_vmap_refuses_runs_in_turn_and_says_why():
     ensemble = lora(perceptron(Refused()))
     near(ensemble(X), alone(ensemble))
-    assert "vmap" in ensemble.about()["mode"]
+    assert "loop: vmap" in repr(ensemble)
     again = lora(perceptron(nn.ReLU()))
     near(again(X), alone(again))
-    assert again.about()["mode"] == "auto (vmap in the last call)"
+    assert not again.refused
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, torch.OutOfMemoryError])
@@ -137,23 +137,6 @@ def test_batch_statistics_move_once(mode, between):
         near(ensemble.member(m)[1].running_var, network[1].running_var)
 
 
-def test_batch_statistics_move_once_where_memory_runs_out():
-    class Small(nn.Module):
-        room = 2
-
-        def forward(self, x):
-            self.__class__.room -= 1
-            if self.room == 0:
-                raise torch.OutOfMemoryError
-            return x
-
-    ensemble = ensembles.deep(lambda: perceptron(nn.BatchNorm1d(8), Small()), 4)
-    ensemble.mode, ensemble.chunk_size = "vmap", 2
-    ensemble.train()(X)  # the second chunk has no room
-    assert ensemble.chunk_size == 1
-    assert [ensemble.member(m)[1].num_batches_tracked for m in range(4)] == [1] * 4
-
-
 @WAYS
 def test_a_network_that_changes_its_input_changes_no_one_s(mode):
     ensemble, x = lora(InPlace()), X.clone()
@@ -169,7 +152,8 @@ def test_a_network_that_changes_its_input_changes_no_one_s(mode):
 def test_checkpoints_inside_the_network_are_refused(mode, reentrant):
     ensemble = lora(Checkpointed(reentrant)).train()
     ensemble.mode = mode
-    with pytest.raises(ValueError, match="checkpointing"):
+    said = "checkpointing|autograd.Function" if mode == "vmap" else "checkpointing"
+    with pytest.raises(RuntimeError, match=said):
         ensemble(X)
     if not reentrant:
         with torch.no_grad():
@@ -181,36 +165,31 @@ def test_checkpoints_inside_the_network_are_refused(mode, reentrant):
 
 
 def test_passes_in_threads_leave_torch_as_it_was():
-    inside, resumed = threading.Event(), threading.Event()
+    before = torch.backends.mha.get_fastpath_enabled()
+    inside, go_on = threading.Event(), threading.Event()
 
     class Waits(nn.Module):
         def forward(self, x):
             inside.set()
-            assert resumed.wait(30)
+            assert go_on.wait(30)
             return x
-
-    slow, fast = lora(perceptron(nn.ReLU())), lora(perceptron(nn.ReLU()))
-    slow.mode = "loop"
-    slow.network[1] = Waits()
-    before = torch.backends.mha.get_fastpath_enabled()
-    thread = threading.Thread(target=lambda: slow(X))
-    thread.start()
-    assert inside.wait(30)
-    late = threading.Event()
 
     class Later(nn.Module):
         def forward(self, x):
-            if not late.is_set():
-                late.set()
-                resumed.set()
+            if not go_on.is_set():
+                go_on.set()
                 thread.join(30)
             return x
 
-    fast.network[1] = Later()
-    fast.mode = "loop"
+    slow, fast = lora(perceptron(nn.ReLU())), lora(perceptron(nn.ReLU()))
+    slow.network[1], fast.network[1] = Waits(), Later()
+    slow.mode = fast.mode = "vmap"
+    thread = threading.Thread(target=lambda: slow(X))
+    thread.start()
+    assert inside.wait(30)
     fast(X)
     assert torch.backends.mha.get_fastpath_enabled() == before
-    Checkpointed()(X).sum().backward()
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 # What members hold ----------------------------------------------------------------------------------------------------
@@ -388,20 +367,6 @@ def test_what_is_tied_and_what_moves(mode):
     near(counting.member(2).mean, plain[2].mean)
 
 
-@WAYS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_networks_of_other_precision(mode, dtype):
-    for ensemble in (
-        lora(perceptron(nn.ReLU()).to(dtype)),
-        ensembles.deep(lambda: perceptron(nn.ReLU()).to(dtype), 3),
-    ):
-        ensemble.mode = mode
-        found, expected = ensemble(X.to(dtype)), alone(ensemble, X.to(dtype))
-        assert found.dtype == dtype
-        share = 1e-9 if dtype == torch.float64 else 0.05
-        near(found, expected, rtol=share, atol=share * expected.abs().max().item())
-
-
 @pytest.mark.parametrize(
     "wrap", [lambda n: torch.compile(n, backend="eager"), nn.DataParallel]
 )
@@ -410,13 +375,6 @@ def test_wrapped_networks_are_the_ones_inside(wrap):
     near(lora(wrap(network))(X), lora(network)(X))
     deep = ensembles.deep(lambda: wrap(perceptron(nn.ReLU())), 3)
     near(deep(X), ensembles.deep(lambda: perceptron(nn.ReLU()), 3)(X))
-
-
-def test_lazy_networks_are_refused():
-    lazy = lambda: nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3))  # noqa: E731
-    for call in (lambda: lora(lazy()), lambda: ensembles.deep(lazy, 2)):
-        with pytest.raises(TypeError, match="call the lazy network once"):
-            call()
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -526,29 +484,6 @@ def test_deep_ensembles_are_built_in_two_threads():
     for low, each in found.items():
         for logits in each:
             near(logits, whole[low : low + 4])
-
-
-@pytest.mark.parametrize(
-    ("sees", "said"),
-    [
-        ({"weigth": [ensembles.Own(torch.zeros(3, 4))] * 2}, "weigth"),
-        ({"weight": [ensembles.Own(torch.zeros(3, 4))] * 3}, "got 3"),
-    ],
-)
-def test_what_members_see_must_fit_the_network(sees, said):
-    with pytest.raises(ValueError, match=said):
-        ensembles.Ensemble(nn.Linear(4, 3), 2, sees)
-
-
-def test_in_the_loop_one_member_trains_at_a_time():
-    """Else all members' activations would lie in memory until the gradients are taken."""
-    ensemble, x = ensembles.deep(lambda: nn.Linear(4, 3), 3), torch.rand(3, 5, 4)
-    sizes = {}
-    for ensemble.mode in ("vmap", "loop"):
-        sizes[ensemble.mode] = [
-            len(ensemble.run(x[rows], rows)) for rows in ensemble.passes(x)
-        ]
-    assert sizes == {"vmap": [3], "loop": [1, 1, 1]}
 
 
 @pytest.mark.parametrize("rows", [1, 50])

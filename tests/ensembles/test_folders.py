@@ -4,13 +4,11 @@ import json
 
 import pytest
 import torch
-from head_networks import two_towers
-from safetensors.torch import save_file
 from same import near, unchanged
 from small_networks import ALL, cnn, count, images, mlp, moved, resnet, vit
 from torch import nn
 
-from uqlab import __version__, ensembles, extraction, heads, models, training
+from uqlab import ensembles, extraction, heads, models, training
 from uqlab.core.tensors import load_tensors, save_tensors
 
 X, Y = images(12)
@@ -56,15 +54,14 @@ class Tied(nn.Module):
 KINDS = {
     "deep": (vit, lambda net: ensembles.deep(vit, 3)),
     "deep, batch norm": (cnn, lambda net: ensembles.deep(cnn, 3)),
-    "deep, shard": (mlp, lambda net: ensembles.deep(mlp, "4:8:2")),
+    "deep, shard": (mlp, lambda net: ensembles.deep(mlp, range(4, 8, 2))),
     "deep, tied": (Tied, lambda net: ensembles.deep(Tied, 2)),
     "members": (resnet, lambda net: ensembles.from_members([resnet(), cnn_like(resnet)])),
-    "members, frozen": (mlp, lambda net: ensembles.from_members([mlp().requires_grad_(False), mlp()])),
     "members of two architectures": (lambda: [mlp(), cnn()], lambda net: ensembles.from_members([mlp(), cnn()])),
     "members that share": (lambda: sharing()[0], lambda net: ensembles.from_members(sharing())),
     "snapshot": (mlp, lambda net: ensembles.snapshot(mlp, 2, cycle)),
     "lora": (vit, lambda net: ensembles.lora(net, 3, 2, scale=0.5)),
-    "lora, shard": (vit, lambda net: ensembles.lora(net, "4:8", 2)),
+    "lora, shard": (vit, lambda net: ensembles.lora(net, range(4, 8), 2)),
     "lora, shared classifier": (vit, lambda net: ensembles.lora(net, 3, 2, classifiers="shared")),
     "lora, backbone trained": (resnet, lambda net: ensembles.lora(net, 2, 2, train_backbone=True)),
     "lora, tied": (Tied, lambda net: ensembles.lora(net, 2, 2)),
@@ -72,19 +69,19 @@ KINDS = {
     "batch": (cnn, lambda net: ensembles.batch(net, 3)),
     "batch++": (vit, lambda net: ensembles.batch(net, 3, additive=True)),
     "film": (cnn, lambda net: ensembles.film(net, 3)),
-    "masksembles": (cnn, lambda net: ensembles.masksembles(net, "1:3", of=4)),
+    "masksembles": (cnn, lambda net: ensembles.masksembles(net, range(1, 3), total_members=4)),
     "dropout": (mlp, lambda net: ensembles.dropout(net, 3).resample(7)),
     "packed": (vit, lambda net: ensembles.packed(net, 2)),
     "mimo": (cnn, lambda net: ensembles.mimo(net, 2)),
     "laplace": (mlp, lambda net: ensembles.laplace(net, X, 3)),
-    "laplace_lora": (vit, lambda net: ensembles.laplace_lora(one_lora(net), X, "2:4")),
+    "laplace_lora": (vit, lambda net: ensembles.laplace_lora(one_lora(net), X, range(2, 4))),
     "laplace_lora, all trained": (
         vit, lambda net: ensembles.laplace_lora(one_lora(net, train_backbone=True), X, 2)
     ),
     "laplace_lora, samples": (
         vit, lambda net: ensembles.laplace_lora(one_lora(net, classifiers="shared"), X, 2, linearised=False)
     ),
-    "masks": (mlp, lambda net: extraction.masks(net, "1:4")),
+    "masks": (mlp, lambda net: extraction.masks(net, range(1, 4))),
     "masks, hard": (mlp, lambda net: extraction.masks(net, 3).harden(0.4)),
     "tiles": (cnn, lambda net: extraction.tiles(net, 2)),
     "tiles, frozen": (cnn, lambda net: extraction.tiles(net.requires_grad_(False), 2).shard(slice(1, 3))),
@@ -110,7 +107,7 @@ def test_an_ensemble_comes_back_exactly_and_learns_on(kind, tmp_path):
     make, of = KINDS[kind]
     ensemble = of(make())
     learns = any(p.requires_grad for p in ensemble.parameters())
-    learns = learns and kind not in ("members, frozen", "masks, hard")
+    learns = learns and kind != "masks, hard"
     if learns:
         training.fit(ensemble, X, Y, **FIT)
     ensemble.save_pretrained(tmp_path)
@@ -137,41 +134,6 @@ def trained(ensemble):
     return [name for name, p in ensemble.named_parameters() if p.requires_grad]
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "kind", ["deep, tied", "snapshot", "lora", "singular_value", "laplace", "masks, hard", "tiles", "fused"]
-)  # fmt: skip
-def test_half_precision_comes_back(kind, half, tmp_path):
-    """Of an ensemble that was converted, and of one of a network that was."""
-    make, of = KINDS[kind]
-    converted = of(make()).to(half).eval()
-    converted.save_pretrained(tmp_path / "converted")
-    x = X.to(half)
-    for given in (make(), make().to(half)):
-        again = ensembles.from_pretrained(tmp_path / "converted", given)
-        if kind == "singular_value" and given.dtype == half:
-            continue  # another network: singular vectors of rounded weights
-        assert torch.equal(again(x), converted(x))
-    if kind in ("lora", "singular_value"):
-        ensemble = of(make().to(half)).eval()
-        ensemble.save_pretrained(tmp_path / "given")
-        again = ensembles.from_pretrained(tmp_path / "given", make().to(half))
-        assert torch.equal(again(x), ensemble(x))
-        assert [p.dtype for p in again.parameters()] == [
-            p.dtype for p in ensemble.parameters()
-        ]
-
-
-def test_two_towers(tmp_path):
-    network = two_towers()
-    gone = [("text", 0, 1), ("text", 2, 0), ("vision", 1, 3)]
-    fused = heads.fuse([heads.prune(network, gone[m:]) for m in range(3)]).eval()
-    fused.save_pretrained(tmp_path)
-    again, x = ensembles.from_pretrained(tmp_path, two_towers()), X.double()
-    assert torch.equal(again(x), fused(x))
-    assert torch.equal(again.member(1)(x), fused.member(1)(x))
-
-
 @pytest.mark.parametrize("make", ["embedded", "pretrained", "from_pretrained"])
 @pytest.mark.parametrize("kind", ["lora", "film", "packed", "deep", "masks", "fused"])
 def test_a_folder_that_names_its_backbone_suffices(make, kind, tmp_path):
@@ -195,17 +157,6 @@ def test_a_folder_that_names_its_backbone_suffices(make, kind, tmp_path):
     assert same[0] == same[1]
 
 
-def test_the_description_can_be_read(tmp_path):
-    ensembles.lora(models.embedded(3), "4:6", 2).save_pretrained(tmp_path)
-    about = json.loads((tmp_path / "uqlab.json").read_text())
-    assert about["method"] == "lora"
-    assert about["members"] == "4:6"
-    assert about["settings"]["rank"] == 2
-    assert about["uqlab"] == __version__
-    assert about["backbone"]["made_by"] == "embedded"
-    assert len(about["backbone"]["digest"]) == 64
-
-
 def test_another_backbone_is_refused_and_both_are_named(tmp_path):
     network = models.embedded(3)
     ensembles.lora(network, 2, 2).save_pretrained(tmp_path / "lora")
@@ -224,19 +175,6 @@ def test_another_backbone_is_refused_and_both_are_named(tmp_path):
     ensembles.from_pretrained(tmp_path / "lora", network)
 
 
-@pytest.mark.parametrize(
-    "kind", ["lora", "deep", "tiles", "members of two architectures"]
-)
-def test_a_network_that_does_not_fit(kind, tmp_path, unchecked):
-    make, of = KINDS[kind]
-    of(make()).save_pretrained(tmp_path)
-    for other in (mlp(), nn.Linear(4, 3), [vit(), vit()], vit(layers=1), "vit"):
-        with pytest.raises(ValueError, match="cannot be loaded"):
-            ensembles.from_pretrained(tmp_path, other)
-    with pytest.raises(ValueError, match="give a network"):
-        ensembles.from_pretrained(tmp_path)
-
-
 @ALL
 def test_the_backbone_is_not_written(make, tmp_path):
     ensemble = moved(make(vit()))
@@ -250,15 +188,6 @@ def test_dropout_is_saved_without_a_weight(tmp_path):
     ensemble(X)
     ensemble.save_pretrained(tmp_path)
     assert (tmp_path / "ensemble.safetensors").stat().st_size < 2000
-
-
-def test_a_folder_keeps_its_other_files(tmp_path):
-    (tmp_path / "README.md").write_text("mine")
-    for members in (2, 3):
-        ensembles.lora(vit(), members, 2).save_pretrained(tmp_path)
-        assert ensembles.from_pretrained(tmp_path, vit()).members == members
-    assert (tmp_path / "README.md").read_text() == "mine"
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["README.md", *FILES]
 
 
 def test_what_was_stopped_between_its_two_files_is_refused(tmp_path):
@@ -279,39 +208,11 @@ def test_what_is_absent_cut_or_of_others(tmp_path):
         tensors.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(ValueError, match="damaged or none of ours"):
             ensembles.from_pretrained(tmp_path, vit())
-    tensors.write_bytes(whole[:100])
-    with pytest.raises(ValueError, match="damaged or none of ours"):
-        ensembles.from_pretrained(tmp_path, vit())
-    save_file({"a": torch.ones(2)}, tensors)
-    with pytest.raises(ValueError, match="none of ours"):
-        ensembles.from_pretrained(tmp_path, vit())
     save_tensors(tensors, {"a": torch.ones(2)}, {"recipe": 1})
     with pytest.raises(ValueError, match="was changed"):
         ensembles.from_pretrained(tmp_path, vit())
     tensors.unlink()
     with pytest.raises(FileNotFoundError, match="save_pretrained wrote"):
-        ensembles.from_pretrained(tmp_path, vit())
-    with pytest.raises(FileNotFoundError, match="save_pretrained wrote"):
-        ensembles.from_pretrained(tmp_path / "nowhere", vit())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"settings": {"rank": 3}}, "was changed"),
-        ({"backbone": {"digest": ""}}, "was changed"),
-        ({"version": 2, "uqlab": "9.1"}, "newer uqlab.*9.1"),
-        ({"version": None}, "damaged"),
-    ],
-)
-def test_a_description_that_was_edited(change, message, tmp_path):
-    ensembles.lora(vit(), 2, 2).save_pretrained(tmp_path)
-    path = tmp_path / "uqlab.json"
-    path.write_text(json.dumps(edited(json.loads(path.read_text()), change)))
-    with pytest.raises(ValueError, match=message):
-        ensembles.from_pretrained(tmp_path, vit())
-    path.write_text("{")
-    with pytest.raises(ValueError, match="damaged"):
         ensembles.from_pretrained(tmp_path, vit())
 
 
@@ -326,16 +227,11 @@ def edited(about, change):
     ("change", "message"),
     [
         ({"method": "frozen"}, "method must be"),
-        ({"method": "../lora"}, "method must be"),
         ({"settings": {"order": 1}}, "unexpected keyword argument 'order'"),
         ({"settings": {"rank": 3}}, "size mismatch"),
-        ({"settings": []}, "cannot be loaded"),
-        ({"members": None}, "members must be"),
-        ({"members": 3}, "size mismatch"),
+        ({"members": None}, "cannot be loaded"),
         ({"backbone": {"made_by": "load_weights", "path": "/etc/passwd"}}, "give a network"),
-        ({"backbone": {"made_by": "__import__", "name": "os"}}, "give a network"),
         ({"backbone": {"made_by": "pretrained", "name": "../../secret"}}, "cannot be loaded"),
-        ({"backbone": "vit"}, "cannot be loaded"),
     ],
 )  # fmt: skip
 def test_a_folder_of_another_hand_runs_nothing(change, message, tmp_path, unchecked):
@@ -364,41 +260,3 @@ class Attribute(nn.Module):
 def test_what_no_folder_holds_is_refused(tmp_path):
     with pytest.raises(ValueError, match="make them buffers"):
         ensembles.from_members([Attribute(0), Attribute(1)]).save_pretrained(tmp_path)
-    alike = ensembles.from_members([Attribute(0), Attribute(0)])
-    alike.save_pretrained(tmp_path)
-    assert torch.equal(ensembles.from_pretrained(tmp_path, Attribute(0))(X), alike(X))
-
-
-class Scale(nn.Module):
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = nn.Parameter(torch.tensor(factor))
-
-    def forward(self, w):
-        return self.factor * w
-
-
-def test_an_ensemble_of_a_method_of_ones_own_is_filled(tmp_path):
-    def mine(a, b):
-        name = next(name for name, _ in mlp().named_parameters())
-        return ensembles.Ensemble(mlp(), 2, {name: [Scale(a), Scale(b)]}).eval()
-
-    mine(2.0, 3.0).save_pretrained(tmp_path)
-    again = ensembles.from_pretrained(tmp_path, mine(1.0, 1.0))
-    assert torch.equal(again(X), mine(2.0, 3.0)(X))
-    with pytest.raises(ValueError, match="method must be"):
-        ensembles.from_pretrained(tmp_path, mlp())
-
-
-@pytest.mark.parametrize("other", [{"scale": 3.0}, {"members": range(2, 4)}])
-def test_an_ensemble_made_otherwise_is_not_filled(other, tmp_path):
-    """Its tensors have the same shapes, and mean something else."""
-    made, backbone = {"members": 2, "rank": 2, "seed": 1}, mlp()
-    ensemble = ensembles.lora(backbone, **made)
-    ensemble.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="what is given as"):
-        ensembles.from_pretrained(tmp_path, ensembles.lora(backbone, **made | other))
-    filled = ensembles.lora(backbone, **made | {"seed": 2})
-    filled = ensembles.from_pretrained(tmp_path, filled)
-    for name, t in ensemble.state_dict().items():
-        near(filled.state_dict()[name], t)

@@ -99,45 +99,6 @@ def test_a_convolution_is_a_linear_layer_on_its_patches(how, patches):
             )
 
 
-@pytest.mark.parametrize("mode", ["circular", "reflect"])
-def test_a_convolution_that_pads_is_one_on_padded_maps(mode):
-    torch.manual_seed(0)
-    pad = {"circular": nn.CircularPad2d, "reflect": nn.ReflectionPad2d}[mode]
-    conv, plain = nn.Conv2d(2, 3, 3, 1, 1, padding_mode=mode), nn.Conv2d(2, 3, 3)
-    plain.load_state_dict(conv.state_dict())
-    end = [nn.Tanh(), nn.Flatten(), nn.Linear(48, 3)]
-    net, twin = nn.Sequential(conv, *end), nn.Sequential(pad(1), plain, *end)
-    x = torch.rand(5, 2, 4, 4, dtype=torch.float64)
-    ours, theirs = (
-        curvatures(moved(ensembles.lora(each.double(), 1, 2, std=0.5)), x)
-        for each in (net, twin)
-    )
-    near(ours["0.weight"], theirs["1.weight"])
-
-
-def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
-    """With a classifier of almost zeros the curvature by the outputs is one for all."""
-    torch.manual_seed(0)
-    ensemble = moved(
-        ensembles.lora(
-            nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double(), 1, 2, target="0"
-        )
-    )
-    ensemble.seen["1.weight"].kind.value.data *= 1e-6
-    ensemble.seen["1.bias"].kind.value.data.zero_()
-    x = torch.rand(5, 4, dtype=torch.float64)
-    for name, curvature in zip(
-        ("lora_A", "lora_B"), curvatures(ensemble, x)["0.weight"], strict=True
-    ):
-        expected = full(ensemble, x, name)
-        near(
-            torch.kron(curvature.outputs, curvature.inputs),
-            expected,
-            rtol=1e-4,
-            atol=1e-18,
-        )
-
-
 def test_for_several_inputs_it_is_the_sum_by_outputs_and_the_mean_by_inputs():
     ensemble, x = small(), torch.rand(6, 4, dtype=torch.float64)
     layer, member = (
@@ -174,17 +135,6 @@ def test_draws_have_the_inverse_as_their_covariance():
     assert_close(drawn.T.cov(), expected, rtol=0.1, atol=0.06)
 
 
-def test_any_number_of_members_needs_one_decomposition_of_a_factor(monkeypatch):
-    (x, _), seen = images(12), []
-    eigh = torch.linalg.eigh
-    monkeypatch.setattr(
-        torch.linalg, "eigh", lambda matrix: seen.append(matrix) or eigh(matrix)
-    )
-    trained = ensembles.lora(cnn(), 1, 2, seed=3)
-    ensembles.laplace_lora(trained, x, 3)
-    assert len(seen) == 4 * sum(isinstance(part, LowRank) for part in trained.modules())
-
-
 @pytest.mark.parametrize("network", [vit, cnn])
 def test_members_lie_around_the_trained_network(network):
     (x, y), backbone = images(12), network()
@@ -206,33 +156,10 @@ def test_members_lie_around_the_trained_network(network):
     narrow = ensembles.laplace_lora(trained, x, 3, prior_variance=1e-14)
     near(narrow(x), before.expand(3, -1, -1), atol=1e-4)
     shards = [
-        ensembles.laplace_lora(trained, x, part, seed=1) for part in ("0:1", "1:3")
+        ensembles.laplace_lora(trained, x, part, seed=1)
+        for part in (range(0, 1), range(1, 3))
     ]
     near(ensembles.concatenate(shards)(x), together)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda x: ensembles.laplace_lora(ensembles.deep(vit, 1), x, 2),
-            "`lora` made.*got Ensemble",
-        ),
-        (
-            lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 2), x, 2),
-            "one trained network.*of 2 members",
-        ),
-        (
-            lambda x: ensembles.laplace_lora(
-                ensembles.lora(vit(), 1), x, 2, prior_variance=0.0
-            ),
-            r"prior_variance must be in \(0, inf\)",
-        ),
-    ],
-)
-def test_bad_input(call, message, unchecked):
-    with pytest.raises((ValueError, TypeError), match=message):
-        call(images()[0])
 
 
 def test_a_projection_has_the_gauss_newton_matrix_of_its_own_logits():

@@ -8,8 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from uqlab import ensembles, training
-from uqlab.ensembles.laplace import Curvature
-from uqlab.ensembles.last_layer import VARIANCES, likeliest, log_evidence
+from uqlab.ensembles.laplace import VARIANCES, Curvature, likeliest
 
 EYE = torch.eye(12, dtype=torch.float64)
 
@@ -62,22 +61,14 @@ def test_features_are_shared_and_with_little_variance_it_is_the_network():
     own = sum(p.numel() for p in ensemble.parameters() if p.requires_grad)
     classifier = list(network.modules())[-1]
     assert own == 3 * sum(p.numel() for p in classifier.parameters())
-    shards = [ensembles.laplace(network, x, part, seed=1) for part in ("0:1", "1:3")]
+    shards = [
+        ensembles.laplace(network, x, part, seed=1)
+        for part in (range(0, 1), range(1, 3))
+    ]
     near(
         training.predict(ensembles.concatenate(shards), x),
         training.predict(ensemble, x),
     )
-
-
-def test_unknown_inputs_get_more_variance_than_those_that_were_learned():
-    """Along a direction that no training input had, only the prior holds the weights."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Identity(), nn.Linear(4, 2))
-    seen = torch.cat([torch.randn(200, 3), torch.zeros(200, 1)], 1)
-    ensemble = ensembles.laplace(network, seen, 400, prior_variance=1.0)
-    z = ensemble(torch.eye(4))
-    known, *_, other = (z[..., 0] - z[..., 1]).var(0)  # a sum of logits says nothing
-    assert other > 5 * known
 
 
 def test_the_evidence_is_that_of_the_whole_matrix_and_its_prior_the_best_of_the_grid():
@@ -85,26 +76,13 @@ def test_the_evidence_is_that_of_the_whole_matrix_and_its_prior_the_best_of_the_
     a, b = torch.randn(3, 5).double(), torch.randn(4, 6).double()
     found, mean = Curvature(a @ a.T, b @ b.T), torch.randn(3, 4).double()
     h = torch.kron(found.outputs, found.inputs)
-    eigenvalues = torch.linalg.eigvalsh(h)
 
     def whole(v):
         return -(mean.square().sum() / v + torch.linalg.slogdet(EYE + v * h)[1]) / 2
 
-    for v in (0.01, 1.0, 30.0):
-        near(log_evidence(mean, eigenvalues, v), whole(v))
     best = max(VARIANCES.tolist(), key=whole)
     assert likeliest(mean, found) == pytest.approx(best)
     assert VARIANCES[0] < best < VARIANCES[-1]
-
-
-def test_without_a_variance_it_is_the_likeliest():
-    x, network = torch.rand(30, 4, dtype=torch.float64), small()
-    free, *tried = (
-        training.predict(ensembles.laplace(network, x, 2, prior_variance=v), x)
-        for v in (None, *VARIANCES.tolist())
-    )
-    apart = sorted(float((free - z).abs().max()) for z in tried)
-    assert apart[0] < 1e-9 < apart[1]
 
 
 def test_a_classifier_without_a_bias_and_a_transformer(tmp_path):
@@ -116,59 +94,3 @@ def test_a_classifier_without_a_bias_and_a_transformer(tmp_path):
     ensemble.save_pretrained(tmp_path)
     again = ensembles.from_pretrained(tmp_path, network)
     near(training.predict(again, x), training.predict(ensemble, x))
-
-
-class Rows(nn.Module):
-    """A network that picks rows of its logits by the size of its batch, as GPT-2's classifier does."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-
-    def forward(self, x):
-        z = self.head(self.body(x).tanh())
-        return z[torch.arange(len(x))]
-
-
-@pytest.mark.parametrize("make", [small, cnn, vit, Rows])
-def test_what_is_below_the_classifier_runs_once_where_that_is_right(make):
-    network = make()
-    x = images(6)[0] if make in (cnn, vit) else torch.rand(6, 4)
-    x = x.to(next(network.parameters()).dtype)
-    ensemble, seen = ensembles.laplace(network, x, 5), []
-    apart = torch.stack([training.predict(ensemble.member(m), x)[0] for m in range(5)])
-    first = next(p for p in ensemble.network.modules() if hasattr(p, "weight"))
-    hook = first.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
-    with torch.no_grad():
-        ensemble(x)  # it finds out
-        seen.clear()
-        near(ensemble(x).float(), apart)
-    assert sum(seen) == 6
-    hook.remove()
-    own = torch.stack([x.roll(m, 0) for m in range(5)])  # a batch for each member
-    theirs = [training.predict(ensemble.member(m), own[m])[0] for m in range(5)]
-    theirs = torch.stack(theirs)
-    found = ensemble.forward_each(own).float()
-    near(found, theirs)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: ensembles.laplace(nn.Linear(4, 2), torch.rand(3, 4), 2),
-            "no layer before",
-        ),
-        (
-            lambda: ensembles.laplace(small(), torch.rand(3, 4), 2, prior_variance=0.0),
-            r"\(0, inf\)",
-        ),
-        (
-            lambda: ensembles.laplace(small(), torch.full((3, 4), torch.nan), 2),
-            "nan|finite",
-        ),
-    ],
-)
-def test_bad_input(call, message, unchecked):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from same import near, unchanged
-from small_networks import cnn, count, images, moved, owned, resnet
+from same import near
 from torch import nn
 from torch.func import functional_call
 
-from uqlab import ensembles, training
 from uqlab.ensembles import LowRank, Scaled
 
 SETTINGS = pytest.mark.parametrize(
@@ -44,50 +42,3 @@ def test_batch_ensemble_scales_the_channels_of_one_kernel(settings):
     bias = plain.bias.view(-1, 1, 1)
     inputs = x * scaled.s.view(-1, 1, 1)
     near(member, (plain(inputs) - bias) * scaled.r.view(-1, 1, 1) + bias)
-
-
-KINDS = {
-    "lora": (LowRank, lambda backbone, members: ensembles.lora(backbone, members, 2, seed=3)),
-    "lora, all trained": (
-        LowRank, lambda backbone, members: ensembles.lora(backbone, members, 2, seed=3, train_backbone=True)
-    ),
-    "batch": (Scaled, lambda backbone, members: ensembles.batch(backbone, members, seed=3)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("network", [cnn, resnet])
-@pytest.mark.parametrize("kind", KINDS)
-def test_members_are_plain_networks(network, kind, tmp_path):
-    (x, y), backbone, (layer, made) = images(12), network(), KINDS[kind]
-    make = lambda members: made(backbone, members)  # noqa: E731
-    ensemble = make(3)
-    assert len(owned(ensemble, layer)) == sum(
-        isinstance(part, nn.Conv2d) for part in backbone.modules()
-    )
-    together = moved(ensemble)(x)
-    assert (together[0] - together[1]).abs().max() > 1e-3
-    for m in range(3):
-        near(ensemble.member(m)(x), together[m])
-    ensemble.chunk_size = 2
-    near(ensemble(x), together)
-    with unchanged(backbone):
-        training.fit(ensemble, x, y, epochs=1, lr=0.02, batch_size=4, progress=False)
-    ensemble.save_pretrained(tmp_path)
-    near(ensembles.from_pretrained(tmp_path, network())(x), ensemble(x))
-    shards = [make("0:1"), make("1:3")]
-    near(ensembles.concatenate(shards).eval()(x), make(3).eval()(x))
-    assert ensemble.can_shard() == (kind == "lora")
-
-
-def test_what_is_trained_and_what_may_be_asked():
-    kernels = (
-        (1 * 9 + 8) + (8 * 9 + 16) + (16 * 9 + 16)
-    )  # A and B of rank 1, for 1 -> 8 -> 16 -> 16 channels
-    assert count(ensembles.lora(cnn(), 2, 1)) == 2 * (kernels + 17 * 3)
-    assert count(ensembles.lora(cnn(), 2, 2, target=r"^3$")) == 2 * (
-        2 * (8 * 9 + 16) + 17 * 3
-    )
-    with pytest.warns(UserWarning, match="largest possible: 0 8"):
-        assert owned(ensembles.lora(cnn(), 2, 9), LowRank)["0"].lora_A.shape[1] == 8
-    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
-        ensembles.lora(cnn(), 2, 0)

@@ -1,11 +1,9 @@
 """MIMO: one network for the inputs of all members."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
-from same import near, unchanged
-from small_networks import bert, clip, cnn, images, logits, mlp, moved, resnet, vit
+from same import near
+from small_networks import clip, cnn, images, logits, mlp, moved, resnet, vit
 from torch import nn
 
 from uqlab import ensembles, models, training
@@ -48,15 +46,6 @@ def test_each_member_answers_for_its_own_input(network):
     for p in head.parameters():
         p.data = p.data.unflatten(0, (3, -1))[order].flatten(0, 1)
     near(ensemble.forward_each(x[order]), before[order])
-
-
-def test_two_threads_may_ask_one_network():
-    ensemble = moved(ensembles.mimo(cnn(), 3))
-    inputs = [torch.rand(3, 4, 1, 8, 8) for _ in range(40)]
-    expected = [ensemble.forward_each(x).detach() for x in inputs]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(ensemble.forward_each, inputs))
-    near([z.detach() for z in found], expected)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])
@@ -104,43 +93,3 @@ def test_with_rho_1_it_is_one_network_with_several_classifiers():
             (first - second).abs().max().item(), (first - third).abs().max().item()
         )
         assert apart < 1e-5 if rho == 1 else apart > 1e-3
-
-
-@pytest.mark.parametrize("network", [cnn, vit])
-def test_trained_saved_and_loaded(network, tmp_path):
-    (x, y), backbone = images(12), network()
-    settings = {"epochs": 2, "lr": 0.05, "batch_size": 4, "max_grad_norm": 1.0}
-    found = []
-    for _ in range(2):
-        ensemble = ensembles.mimo(backbone, 2, seed=3)
-        with unchanged(backbone):
-            training.fit(ensemble, x, y, progress=False, **settings)
-        found.append(ensemble(x))
-    near(*found)
-    ensemble.save_pretrained(tmp_path)
-    near(ensembles.from_pretrained(tmp_path, network())(x), found[0])
-    assert (found[0] - ensembles.mimo(backbone, 2, seed=4)(x)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: ensembles.mimo(mlp(), 2, 1.5), r"rho must be in \[0, 1\]"),
-        (lambda: ensembles.mimo(mlp(), 2, repeats=0), "repeats must be at least 1"),
-        (lambda: ensembles.mimo(mlp(), "1:3"), "give their number, not '1:3'"),
-        (
-            lambda: ensembles.mimo(bert(), 2),
-            "BertForSequenceClassification begins with Embedding",
-        ),
-        (
-            lambda: ensembles.mimo(nn.Sequential(nn.Linear(3, 2)), 2),
-            "ends with another linear layer",
-        ),
-        (lambda: ensembles.mimo("vit", 2), "one torch module, got str"),
-        (lambda: ensembles.mimo(mlp(), 2).shard(slice(1)), "cannot be taken apart"),
-        (lambda: ensembles.concatenate([ensembles.mimo(mlp(), 2)]), "got MIMOEnsemble"),
-    ],
-)
-def test_bad_input(call, message, unchecked):
-    with pytest.raises((ValueError, TypeError), match=message):
-        call()

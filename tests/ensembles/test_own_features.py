@@ -61,28 +61,15 @@ def test_masks_keep_their_share_and_leave_no_feature_out(members, scale):
     assert mask.sum(1)[0] / 512 == pytest.approx(share, abs=0.02)
 
 
-@pytest.mark.parametrize(("members", "scale"), [(4, 2.0), (3, 2.0), (5, 3.0)])
-def test_any_two_masks_share_one_in_scale_of_their_features(members, scale):
-    """No pair is apart and no pair alike: with three masks and S = 2 turns in one order would share 0, 35 and 29."""
-    shared = []
-    for layer in range(20):
-        mask = masks(64, scale, members, number=layer)
-        overlap = mask @ mask.T / mask.sum(1)[0]
-        shared.append(overlap[torch.triu(torch.ones(members, members), 1).bool()])
-    pairs = torch.stack(shared).mean(0)  # of each pair of members
-    assert (pairs - 1 / scale).abs().max() < 0.07
-    assert torch.stack(shared).min() > 0.3 / scale
-
-
 def test_a_shard_has_the_masks_of_the_whole():
     whole, last = (
         ensembles.masksembles(cnn(), 3),
-        ensembles.masksembles(cnn(), "1:3", of=3),
+        ensembles.masksembles(cnn(), range(1, 3), total_members=3),
     )
     for name, layer in masks_of(whole).items():
         assert torch.equal(layer.mask[1:], masks_of(last)[name].mask)
     with pytest.raises(ValueError, match="of must be at least 3, got 2"):
-        ensembles.masksembles(cnn(), 3, of=2)
+        ensembles.masksembles(cnn(), 3, total_members=2)
 
 
 @pytest.mark.parametrize("network", [mlp, cnn, resnet])
@@ -204,50 +191,4 @@ def test_batch_statistics_are_those_of_the_member_s_own_batches(method, network)
     )
 
 
-def test_film_of_a_frozen_backbone_is_joined_from_shards():
-    x, y = images(12)
-
-    def make(members):
-        return ensembles.film(
-            cnn(), members, train_backbone=False, classifiers="independent", seed=2
-        )
-
-    whole, shards = make(3), [make("0:1"), make("1:3")]
-    for ensemble in (whole, *shards):
-        training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)
-    near(ensembles.concatenate(shards)(x), whole(x))
-
-
 # Both -----------------------------------------------------------------------------------------------------------------
-@METHODS
-def test_batch_statistics_are_saved(method, tmp_path):
-    ensemble, (x, y) = method(cnn(), 2), images(12)
-    training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)
-    ensemble.save_pretrained(tmp_path)
-    near(ensembles.from_pretrained(tmp_path, cnn())(x), ensemble(x))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: ensembles.film(mlp(), 2), "no normalisation before"),
-        (lambda: ensembles.film(cnn(), 2, std=-1.0), "std must be"),
-        (
-            lambda: ensembles.film(vit(), 2, target="nowhere"),
-            "matches no normalisation",
-        ),
-        (lambda: ensembles.masksembles(mlp(), 2, 0.5), r"scale must be in \[1, inf\)"),
-        (
-            lambda: ensembles.masksembles(nn.Sequential(nn.Linear(3, 2)), 2),
-            "after an activation",
-        ),
-        (
-            lambda: ensembles.masksembles(mlp(), 2, target="conv"),
-            "target 'conv' matches no layer",
-        ),
-        (lambda: ensembles.masksembles(ensembles.deep(mlp, 2), 2), "one torch module"),
-    ],
-)
-def test_bad_input(call, message, unchecked):
-    with pytest.raises((ValueError, TypeError), match=message):
-        call()

@@ -207,10 +207,9 @@ OWN: dict[str, dict[str, Any]] = {
     "ensembles.LowRank": {"lora_A": lambda: draw(1, 8), "lora_B": lambda: draw(4, 1)},
     "ensembles.Own": {"value": lambda: draw(4, 8)},
     "ensembles.Scaled": {"r": lambda: None, "s": lambda: draw(8)},
-    "ensembles.GroupedLinear": {"in_features": lambda: 4, "out_features": lambda: 6, "groups": lambda: 2},
     "ensembles.MIMOEnsemble": {"first": lambda: "1", "head": lambda: "3", "rho": lambda: 0.5, "repeats": lambda: 1},
     "ensembles.SeparateEnsemble": {"models": lambda: [network(), network()]},
-    "ensembles.concatenate": {"shards": lambda: [ensembles.deep(network, "0:1"), ensembles.deep(network, "1:2")]},
+    "ensembles.concatenate": {"shards": lambda: [ensembles.deep(network, range(1)), ensembles.deep(network, range(1, 2))]},
     "ensembles.from_members": {"models": lambda: [network(), network()]},
     "ensembles.laplace": {}, "ensembles.laplace_lora": {},
     "ensembles.implicit": {"make": lambda: own_weights},
@@ -311,7 +310,6 @@ CHANGED = {
 DRAWS = (
     "models.",
     "bring.model",
-    "ensembles.GroupedLinear",
     "methods.backbone",
     "methods.fresh",
 )

@@ -1,7 +1,5 @@
 """Checkpoints: an interrupted run goes on bit for bit, and a checkpoint of anything else is refused."""
 
-import functools
-
 import pytest
 import torch
 from same import near
@@ -100,36 +98,6 @@ def test_more_epochs_than_before_go_on(tmp_path):
         trained(3, epochs=4, **settings)
 
 
-def test_other_epochs_of_a_cosine_are_refused(tmp_path):
-    settings = {"resume": tmp_path, "scheduler": "cosine"}
-    trained(2, epochs=2, **settings)
-    with pytest.raises(ValueError, match="with other epochs"):
-        trained(2, epochs=3, **settings)
-
-
-def other_data(x, generators):
-    return x + 1
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"precision": "bfloat16"}, "precision"),
-        ({"class_weights": torch.tensor([1.0, 1.0, 1.0, 2.0])}, "class_weights"),
-        ({"augment": other_data}, "augment"),
-        ({"augment": functools.partial(training.crop_flip, padding=2)}, "augment"),
-        (
-            {"loss": lambda outputs, labels: training.cross_entropy(outputs, labels)},
-            "loss",
-        ),
-    ],
-)
-def test_checkpoint_of_another_loss_or_precision_is_refused(tmp_path, change, what):
-    trained(2, resume=tmp_path)
-    with pytest.raises(ValueError, match=f"another run, with other {what};"):
-        trained(2, resume=tmp_path, **change)
-
-
 @pytest.mark.parametrize("what", ["inputs", "labels"])
 def test_checkpoint_of_other_data_is_refused(tmp_path, what):
     """Data of the same shape that differ in one value."""
@@ -156,13 +124,6 @@ def test_damaged_checkpoint_is_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="damaged"):
             trained(2, resume=tmp_path)
-
-
-def test_another_file_of_tensors_is_refused(tmp_path):
-    path = tmp_path / "training.pt"
-    torch.save({"losses": torch.zeros(7)}, path)
-    with pytest.raises(ValueError, match="none of ours"):
-        trained(2, resume=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -193,91 +154,6 @@ def test_resumes_on_another_number_of_threads(monkeypatch, tmp_path, settings):
     near(weights(whole), weights(resumed))
 
 
-@pytest.mark.parametrize("method", ["packed", "masksembles", "film"])
-def test_members_statistics_go_on_from_a_checkpoint_and_a_plain_mapping(
-    tmp_path, method
-):
-    def make():
-        torch.manual_seed(0)
-        parts = [nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)]
-        return getattr(ensembles, method)(nn.Sequential(*parts), 2)
-
-    x, y = torch.randn(64, 2), torch.arange(64) % 3
-    for epochs in (1, 2):
-        made = make()
-        settings = {"epochs": epochs, "lr": 0.05, "progress": False}
-        training.fit(made, x, y, resume=tmp_path, **settings)
-    whole = make()
-    training.fit(whole, x, y, **settings)
-    assert all(
-        map(torch.equal, whole.state_dict().values(), made.state_dict().values())
-    )
-    other = make()
-    other.load_state_dict(dict(made.state_dict()))
-    assert torch.equal(other.eval()(x), made.eval()(x))
-
-
-class Scaled:
-    """An augmentation with a setting."""
-
-    def __init__(self, by):
-        self.by = by
-
-    def __call__(self, x, generators):
-        return x * self.by
-
-    def method(self, x, generators):
-        return x * self.by
-
-
-def closure(by):
-    return lambda x, generators: x * by
-
-
-def default(by):
-    return lambda x, generators, by=by: x * by
-
-
-@pytest.mark.parametrize(
-    "make", [Scaled, lambda by: Scaled(by).method, closure, default]
-)
-def test_a_checkpoint_of_other_values_in_an_augmentation_is_refused(tmp_path, make):
-    settings = {"resume": tmp_path}
-    trained(2, augment=make(1.0), **settings)
-    trained(2, augment=make(1.0), **settings)
-    with pytest.raises(ValueError, match="another run, with other augment"):
-        trained(2, augment=make(1.5), **settings)
-
-
-class Counting(nn.Linear):
-    count: object = 1
-
-    def get_extra_state(self):
-        return {"count": self.count}
-
-    def set_extra_state(self, state):
-        self.count = state["count"]
-
-
-def counting(count, tmp_path, epochs):
-    torch.manual_seed(0)
-    network = nn.Sequential(Counting(6, 4), nn.Linear(4, 3))
-    network[0].count = count
-    x, y = torch.randn(9, 6), torch.arange(9) % 3
-    how = {"lr": 0.1, "progress": False, "resume": tmp_path}
-    return training.fit(ensembles.lora(network, 2, 1), x, y, epochs=epochs, **how)
-
-
-def test_a_state_that_is_no_tensor_is_kept(tmp_path):
-    counting(7, tmp_path, 1)
-    assert counting(7, tmp_path, 3).steps == 2
-
-
-def test_a_state_that_would_not_be_read_again_is_refused_at_once(tmp_path):
-    with pytest.raises(ValueError, match="damaged or none of ours"):
-        counting(Scaled(1.0), tmp_path, 1)
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -299,15 +175,3 @@ def test_a_network_of_the_same_weights_is_another_network(tmp_path, other):
 def made(activation, p=0.1, frozen=False):
     first = nn.Linear(6, 8).requires_grad_(not frozen)
     return nn.Sequential(first, activation, nn.Dropout(p), nn.Linear(8, 3))
-
-
-def test_an_implicit_ensemble_of_other_settings_is_another_network(tmp_path):
-    torch.manual_seed(0)
-    backbone = nn.Sequential(made(nn.ReLU()), nn.ReLU(), nn.Linear(3, 3))
-    how = {"lr": 0.1, "progress": False, "resume": tmp_path / "run"}
-    x, y = torch.randn(9, 6), torch.arange(9) % 3
-    training.fit(ensembles.lora(backbone, 2, 2), x, y, epochs=1, **how)
-    with pytest.raises(ValueError, match="with other network"):
-        training.fit(ensembles.lora(backbone, 2, 2, scale=3.0), x, y, epochs=2, **how)
-    went_on = training.fit(ensembles.lora(backbone, 2, 2), x, y, epochs=2, **how)
-    assert went_on.steps == 1

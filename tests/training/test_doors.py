@@ -5,25 +5,18 @@ import functools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from same import near
 from small_training import INPUTS, LABELS, small_mlp, weights
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
-    RandomSampler,
     TensorDataset,
 )
 from transformers import BertConfig, BertForSequenceClassification
 
-from uqlab import data as sets
-from uqlab import ensembles, study, training, uncertainty
-from uqlab.core.reading import read_batches
+from uqlab import ensembles, training, uncertainty
 
 X, Y = INPUTS[:101], LABELS[:101]
 PAIRS = TensorDataset(X, Y)
@@ -70,10 +63,15 @@ def test_a_loader_trains_as_a_plain_loop_over_it(name):
     ours = MAKE[name]()
     theirs = copy.deepcopy(ours)
     history = training.fit(
-        ours, shuffled(), epochs=2, lr=0.1, optimizer=torch.optim.SGD, progress=False
+        ours,
+        DataLoader(PAIRS, 16),
+        epochs=2,
+        lr=0.1,
+        optimizer=torch.optim.SGD,
+        progress=False,
     )
     optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
-    for loader in [shuffled()] * 2:
+    for loader in [DataLoader(PAIRS, 16)] * 2:
         total = 0
         for x, y in loader:
             optimizer.zero_grad()
@@ -96,17 +94,6 @@ def test_a_dataset_trains_as_its_tensors_do_bit_for_bit(name, workers):
     training.fit(ours, X, Y, **HOW, momentum=0.9)
     training.fit(theirs, PAIRS, **HOW, momentum=0.9, num_workers=workers)
     equal(ours, theirs)
-
-
-@pytest.mark.parametrize("batch_size", [16, 200])
-@pytest.mark.parametrize("data", [(X, Y), PAIRS], ids=["tensors", "dataset"])
-@pytest.mark.parametrize("name", ["perceptrons", "batch norm"])
-def test_one_member_sees_its_own_order_or_the_shared_one(name, data, batch_size):
-    own, shared = MAKE[name](1), MAKE[name](1)
-    how = HOW | {"batch_size": batch_size, "augment": lambda x, _: x * 1.0}
-    training.fit(own, data, **how)
-    training.fit(shared, data, **how, order="shared")
-    equal(own, shared)
 
 
 @pytest.mark.parametrize("name", ["perceptrons", "batch norm"])
@@ -163,14 +150,6 @@ class Batches:
 
     def __iter__(self):
         return iter(self.batches)
-
-
-def test_what_can_be_read_once_is_named_in_the_second_epoch():
-    once = iter([(X, Y)])
-    with pytest.raises(ValueError, match="nothing in epoch 2"):
-        training.fit(MAKE["lora"](), once, **HOW)
-    with pytest.raises(ValueError, match="data yields nothing"):
-        training.predict(MAKE["lora"](), iter([]))
 
 
 class HuggingFace(Dataset):
@@ -333,16 +312,6 @@ def test_a_callback_sees_every_epoch_and_ends_the_training(tmp_path):
     assert len(seen) == 2
 
 
-def test_a_history_is_a_table_and_a_plot():
-    history = training.fit(MAKE["perceptrons"](), X, Y, **HOW)
-    frame = history.frame()
-    assert frame.shape == (3, 3)
-    assert frame.index.tolist() == [1, 2, 3]
-    assert frame.to_numpy() == pytest.approx(history.loss.numpy())
-    lines = history.plot().get_lines()
-    assert [*lines[1].get_ydata()] == pytest.approx(history.loss[:, 1].tolist())
-
-
 def test_what_reduce_keeps_is_that_of_all_logits():
     ensemble = MAKE["perceptrons"]().eval()
     expected = uncertainty.decompose(ensemble(X))
@@ -354,47 +323,6 @@ def test_what_reduce_keeps_is_that_of_all_logits():
             near(ours, theirs)
         hits = training.predict(ensemble, data, reduce=lambda z: z.mean(0).argmax(-1))
         assert torch.equal(hits, ensemble(X).mean(0).argmax(-1))
-
-
-def test_a_last_batch_that_is_not_full_is_left_out():
-    left_out, whole = MAKE["batch norm"](), MAKE["batch norm"]()
-    history = training.fit(left_out, X[:96], Y[:96], **HOW | {"epochs": 1})
-    assert history.steps == 6
-    for data in ((X, Y), PAIRS):
-        one = copy.deepcopy(whole)
-        assert training.fit(one, data, **HOW | {"epochs": 1}, drop_last=True).steps == 6
-    for data in ((X, Y), PAIRS):  # all there is is full
-        one = copy.deepcopy(whole)
-        how = HOW | {"batch_size": 102}
-        assert training.fit(one, data, **how, drop_last=True).steps == 3
-
-
-@pytest.mark.parametrize("data", [(X, Y), PAIRS, DataLoader(PAIRS, 20)])
-def test_a_last_batch_of_one_sample_is_named_where_batch_norm_is(data):
-    """At once where the number of samples is known."""
-    steps = []
-    how = HOW | {"batch_size": 20, "augment": lambda x, _: steps.append(1) or x}
-    ensemble = MAKE["batch norm"]()
-    before = copy.deepcopy(ensemble)
-    with pytest.raises(ValueError, match="drop_last=True"):
-        training.fit(ensemble, data, **how)
-    if not isinstance(data, DataLoader):
-        assert not steps
-        equal(before, ensemble)
-        training.fit(ensemble, data, **how, drop_last=True)
-    training.fit(MAKE["perceptrons"](), data, **how)
-
-
-def test_bytes_are_refused_alike():
-    ensemble = MAKE["perceptrons"]()
-    images = TensorDataset((X * 9).byte(), Y)
-    for call in (
-        lambda: training.fit(ensemble, images, **HOW),
-        lambda: training.predict(ensemble, (X * 9).byte()),
-        lambda: training.predict(ensemble, DataLoader(images, 4)),
-    ):
-        with pytest.raises(ValueError, match="inputs are uint8"):
-            call()
 
 
 REFUSED = [
@@ -413,37 +341,6 @@ REFUSED = [
 def test_refused(given, message):
     with pytest.raises(ValueError, match=message):
         training.fit(MAKE["batch norm"](), **HOW | given)
-
-
-def test_an_optimiser_that_is_none_is_refused():
-    with pytest.raises(TypeError, match=r"must return a torch\.optim\.Optimizer"):
-        training.fit(MAKE["lora"](), X, Y, epochs=1, optimizer=list, progress=False)
-
-
-def test_classes_of_optimisers_take_the_rate_and_have_one_of_their_own():
-    given, own = MAKE["lora"](), MAKE["lora"]()
-    how = HOW | {"optimizer": torch.optim.AdamW}
-    training.fit(given, X, Y, **how | {"lr": 1e-3})
-    training.fit(own, X, Y, **how | {"lr": None})
-    equal(given, own)
-    faster = MAKE["lora"]()
-    training.fit(faster, X, Y, **how)
-    assert not torch.allclose(F.softmax(faster(X), -1), F.softmax(own(X), -1))
-
-
-def test_batches_are_read_with_their_labels():
-    [(x, y)] = read_batches((X, Y))
-    assert torch.equal(x, X)
-    assert torch.equal(y, Y)
-    inputs, labels = zip(*read_batches(PAIRS, 16), strict=True)
-    assert [len(x) for x in inputs] == [16] * 6 + [5]
-    assert torch.equal(torch.cat(labels), Y)
-    [(x, y)] = read_batches({"input": X, "labels": Y})
-    assert [*x] == ["input"]
-    assert torch.equal(y, Y)
-    assert next(read_batches(X)) == (X, None)
-    with pytest.raises(ValueError, match="yields nothing"):
-        list(read_batches(DataLoader(PAIRS, 200, drop_last=True)))
 
 
 class Patient:
@@ -482,41 +379,6 @@ def test_a_callback_that_counts_goes_on_after_an_interruption(tmp_path):
     equal(whole, resumed)
 
 
-def test_what_is_written_may_be_read_by_whom_the_user_lets(tmp_path):
-    """safetensors alone would make files that others cannot read."""
-    (tmp_path / "plain").touch()
-    MAKE["lora"]().save_pretrained(tmp_path / "folder")
-    modes = {path.stat().st_mode for path in (tmp_path / "folder").iterdir()}
-    assert modes == {(tmp_path / "plain").stat().st_mode}
-
-
-class Masked(nn.Module):
-    """Takes a second input where there is one."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(16, 4)
-
-    def forward(self, x, mask=None):
-        return self.layer(x if mask is None else x * mask)
-
-
-@pytest.mark.parametrize("use", ["fit", "pair", "loader", "predict", "evaluate"])
-def test_of_several_inputs_without_names_none_is_dropped(use):
-    ensemble = ensembles.deep(Masked, 2)
-    mask = torch.zeros_like(X)
-    batches = [((X[:9], mask[:9]), Y[:9]), ((X[9:16], mask[9:16]), Y[9:16])]
-    calls = {
-        "fit": lambda: training.fit(ensemble, (X, mask), Y, **HOW),
-        "pair": lambda: training.fit(ensemble, ((X, mask), Y), **HOW),
-        "loader": lambda: training.fit(ensemble, Batches(batches), **HOW),
-        "predict": lambda: training.predict(ensemble, Batches(batches)),
-        "evaluate": lambda: study.evaluate(ensemble, ((X, mask), Y)),
-    }
-    with pytest.raises(ValueError, match="several inputs go by name"):
-        calls[use]()
-
-
 class Noisy(Dataset):
     """Draws from torch, as augmentation does."""
 
@@ -535,123 +397,3 @@ def test_what_a_dataset_draws_follows_from_the_seed(name, data):
         torch.manual_seed(number)
         training.fit(ensemble, data, **HOW)
     equal(ours, theirs)
-
-
-def test_the_gradient_of_what_the_optimiser_was_not_given_is_not_summed():
-    """Else it grows from step to step in the norm that is clipped."""
-    ours = ensembles.from_members([plain()])
-    theirs = copy.deepcopy(ours).member(0).train()
-    training.fit(
-        ours, Batches([(X, Y)]), epochs=5, max_grad_norm=0.1, progress=False,
-        optimizer=lambda parameters: torch.optim.SGD(parameters[:1], 1.0),
-    )  # fmt: skip
-    parameters = [*theirs.parameters()]
-    optimizer = torch.optim.SGD(parameters[:1], 1.0)
-    for _ in range(5):
-        theirs.zero_grad()
-        F.cross_entropy(theirs(X), Y).backward()
-        nn.utils.clip_grad_norm_(parameters, 0.1)
-        optimizer.step()
-    near(ours(X)[0], theirs(X))
-
-
-def test_a_scheduler_by_batch_moves_after_every_batch(tmp_path):
-    ours = ensembles.from_members([plain()])
-    theirs = copy.deepcopy(ours).member(0).train()
-    again = copy.deepcopy(ours)
-    batches = [(X[:50], Y[:50]), (X[50:], Y[50:])]
-    how = {"optimizer": torch.optim.SGD, "lr": 0.1, "progress": False}
-    how |= {
-        "scheduler": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, 0.5, epochs=4, steps_per_epoch=2
-        )
-    }
-    training.fit(ours, Batches(batches), epochs=4, **how)
-    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
-    scheduler = how["scheduler"](optimizer)
-    for x, y in batches * 4:
-        optimizer.zero_grad()
-        F.cross_entropy(theirs(x), y).backward()
-        optimizer.step()
-        scheduler.step()
-    near(ours(X)[0], theirs(X))
-    for epochs in (2, 4):
-        training.fit(again, Batches(batches), epochs=epochs, resume=tmp_path, **how)
-    near(again(X), ours(X))
-
-
-def test_a_samplers_own_generator_goes_on(tmp_path):
-    def data():
-        generator = torch.Generator().manual_seed(3)
-        sampler = RandomSampler(PAIRS, generator=generator)
-        return DataLoader(PAIRS, batch_sampler=BatchSampler(sampler, 16, False))
-
-    whole, parts = MAKE["perceptrons"](), MAKE["perceptrons"]()
-    training.fit(whole, data(), **HOW | {"epochs": 4})
-    training.fit(parts, data(), **HOW | {"epochs": 2}, resume=tmp_path)
-    training.fit(parts, data(), **HOW | {"epochs": 4}, resume=tmp_path)
-    equal(whole, parts)
-    for other in (DataLoader(PAIRS, 8), DataLoader(PAIRS, 16)):
-        with pytest.raises(ValueError, match="with other data"):
-            training.fit(parts, other, **HOW | {"epochs": 5}, resume=tmp_path)
-
-
-def test_a_distributed_sampler_shuffles_anew_in_every_epoch():
-    sampler = DistributedSampler(PAIRS, num_replicas=1, rank=0, seed=2)
-    batches = []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        batches += DataLoader(PAIRS, 16, sampler=sampler)
-    sampler.set_epoch(7)
-    ours, theirs = MAKE["batch norm"](), MAKE["batch norm"]()
-    training.fit(ours, DataLoader(PAIRS, 16, sampler=sampler), **HOW)
-    training.fit(theirs, Batches(batches), **HOW | {"epochs": 1})
-    near(ours(X), theirs(X))
-
-
-@pytest.mark.parametrize(
-    "keep",
-    [lambda z: z.argmax(-1), lambda z: z.mean(), lambda z: 0.5, lambda z: z[0].numpy()],
-)
-def test_reduce_keeps_something_of_every_input(keep):
-    with pytest.raises(ValueError, match="reduce must return tensors"):
-        training.predict(MAKE["lora"](), X[:6], batch_size=2, reduce=keep)
-
-
-def test_an_ensemble_inside_another_module():
-    ensemble = MAKE["lora"]()
-    with pytest.raises(ValueError, match=r"give the ensemble, \.module"):
-        training.predict(AveragedModel(ensemble), X)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"optimizer": torch.optim.LBFGS, "lr": 0.1}, "got LBFGS"),
-        (
-            {"optimizer": lambda _: torch.optim.SGD([torch.zeros(1)], 0.1)},
-            "parameters that it is given",
-        ),
-        ({"scheduler": lambda _: None, "lr": 0.1}, "got NoneType"),
-        ({"loss": nn.CrossEntropyLoss(), "lr": 0.1}, "of a loss of torch"),
-        ({"loss": F.cross_entropy, "lr": 0.1}, "of a loss of torch"),
-    ],
-)
-def test_what_would_be_silent_or_a_riddle_is_refused(given, message):
-    with pytest.raises(TypeError, match=message):
-        training.fit(MAKE["perceptrons"](), X, Y, epochs=1, progress=False, **given)
-
-
-def test_a_seed_is_named():
-    with pytest.raises(ValueError, match="seed must be at least 0"):
-        training.fit(MAKE["perceptrons"](), X, Y, **HOW | {"seed": -1})
-
-
-def test_a_dataset_without_samples_is_named():
-    with pytest.raises(ValueError, match="samples of data must be at least 1"):
-        training.fit(MAKE["perceptrons"](), TensorDataset(X[:0], Y[:0]), **HOW)
-
-
-def test_batches_of_several_lengths_cannot_be_read_whole():
-    with pytest.raises(ValueError, match="pad all to one length"):
-        sets.read(DataLoader([X[:3, :5], X[:3, :7]], None))

@@ -50,7 +50,6 @@ def test_an_error_leaves_the_modes_as_they_were(mode):
     "loss",
     [
         lambda outputs, labels: F.cross_entropy(outputs.flatten(0, 1), labels.ravel()),
-        lambda outputs, labels: outputs.mean((1, 2)).tolist(),
         lambda outputs, labels: outputs.mean(2),
     ],
 )
@@ -60,13 +59,4 @@ def test_a_loss_has_one_value_a_member(loss):
     with pytest.raises(ValueError, match="one value a member"):
         training.fit(
             ensemble, INPUTS, LABELS, epochs=1, lr=0.1, loss=loss, progress=False
-        )
-
-
-@pytest.mark.parametrize("augment", [lambda x, _: None, lambda x, _: x[:, :3]])
-def test_augmented_inputs_are_the_same_samples(augment):
-    ensemble = ensembles.deep(small_mlp, 2)
-    with pytest.raises(ValueError, match="augment must return inputs"):
-        training.fit(
-            ensemble, INPUTS, LABELS, epochs=1, lr=0.1, augment=augment, progress=False
         )

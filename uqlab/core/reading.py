@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 LABELS = "labels", "label"  # in mappings, as transformers and datasets call them
-BY_NAME = "several inputs go by name, with labels among them"
 
 
 def parted(batch: Any) -> tuple[Any, Any]:
@@ -24,20 +23,10 @@ def parted(batch: Any) -> tuple[Any, Any]:
         return batch, None
     if len(batch) > 2:
         raise ValueError(
-            f"a batch must be (inputs, labels), or mappings, got {len(batch)} parts: "
-            + BY_NAME
+            f"a batch must be (inputs, labels), or a mapping, got {len(batch)} parts: "
+            "several inputs go by name, with labels among them"
         )
     inputs, labels, *_ = *batch, None
-    return _pair(inputs, labels)
-
-
-def _pair(inputs: Any, labels: Any) -> tuple[Any, Any]:
-    """Return both; ValueError for several inputs of as many samples as labels."""
-    if labels is None or not isinstance(inputs, tuple | list):
-        return inputs, labels
-    rows = {len(t) for t in inputs if getattr(t, "ndim", 0)}
-    if rows and rows == {len(labels)} != {len(inputs)}:
-        raise ValueError(f"inputs must be one, got {len(inputs)}: {BY_NAME}")
     return inputs, labels
 
 
@@ -58,7 +47,7 @@ def opened(data: Any, labels: Any = None) -> Any:
         )
     pair = isinstance(data, tuple) and len(data) == 2 and labels is None
     inputs, own = parted(data) if pair or isinstance(data, Mapping) else (data, None)
-    return _pair(inputs, own if labels is None else labels)
+    return inputs, own if labels is None else labels
 
 
 def has_rows(data: Any) -> bool:
@@ -99,22 +88,15 @@ def held(data: Any, labels: Any = None) -> tuple[Any, Any]:
     found = opened(data, labels)
     if isinstance(found, tuple):
         return found
-    if not _ends(found):
+    try:
+        len(found)
+    except TypeError as error:
         raise TypeError(
             f"inputs must be data that end, got {type(found).__name__}, which has no "
-            "length; take a part of it:\n    from itertools import islice\n"
-            "    x, y = map(torch.cat, zip(*islice(batches, 1000)))  # 1,000 batches"
-        )
+            "length; take a part of it: itertools.islice(batches, 1000)"
+        ) from error
     inputs, labels = zip(*read_batches(found), strict=True)
     return _joined(inputs), None if labels[0] is None else _joined(labels)
-
-
-def _ends(found):
-    """Return whether it knows its length; a loader of a stream does not."""
-    try:
-        return len(found) >= 0
-    except TypeError:
-        return False
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -122,10 +104,5 @@ def _joined(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], Mapping):
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
     if isinstance(parts[0], Tensor):
-        if len(shapes := {tuple(t.shape[1:]) for t in parts}) > 1:
-            raise ValueError(
-                "batches must have one shape where they are read whole, got samples of "
-                f"{sorted(shapes)}; pad all to one length"
-            )
         return torch.cat([*parts])
     return list(chain.from_iterable(parts))  # texts

@@ -3,21 +3,20 @@
 import contextlib
 import copy
 import functools
-import re
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from uqlab.core.checks import at_least, one_of
 from uqlab.core.files import StrPath
 from uqlab.core.modules import (
+    Counted,
     Inputs,
     aliases,
     called_with,
@@ -34,20 +33,21 @@ from uqlab.ensembles.functional import (
     SLOW_RULE,
     SMALL_WORK,
     Own,
-    Pass,
     Seen,
     Unbuilt,
     alone,
     frozen_copy,
     holder_of,
+    in_turn,
     put_tensor,
     refusal,
     standing,
     tensor_of,
+    together,
 )
 from uqlab.models import check_classifier
 
-Members = int | str | range  # what `member_range` reads
+Members = int | range
 
 
 class Ensemble(nn.Module):
@@ -57,8 +57,8 @@ class Ensemble(nn.Module):
     ----------
     network : nn.Module
         What the members share. It is used as it is: give a copy.
-    members : int, str or range
-        How many, or the numbers of a shard, "8:16".
+    members : int or range
+        How many, or the members' numbers in a larger ensemble, `range(8, 16)`.
     sees : mapping, optional
         The name of a parameter or buffer -> one module a member: `module(w)` is what
         the member sees in place of w. The modules become the ensemble's. All other
@@ -75,7 +75,7 @@ class Ensemble(nn.Module):
         for convolutions on a CPU, for recurrent layers, and for what vmap refuses.
     chunk_size : int or None
         Members in one pass of vmap; halved where memory runs out.
-    recipe : dict or None
+    recipe : dict
         How a method made the ensemble, which `save_pretrained` writes.
 
     Raises
@@ -99,7 +99,6 @@ class Ensemble(nn.Module):
     """
 
     repeats = 1  # how often an input stands in its batch of a training
-    began = ""  # with which weights, the fingerprint of them, a training has begun
 
     def __init__(
         self,
@@ -110,15 +109,16 @@ class Ensemble(nn.Module):
         super().__init__()
         self.member_ids = member_range(members)
         self.network = network
-        self.recipe: dict[str, Any] | None = None
+        self.recipe: dict[str, Any] = {"method": "own"}
         self.mode = "auto"
         self.chunk_size: int | None = None
-        self.refused = ""  # what vmap said
-        self._took = ""  # the way of the last call
+        self.refused = ""  # why vmap cannot run the network
+        if layers_of(network, *RECURRENT):
+            self.refused = "recurrent layers have no batching rule"
         self.shares_most = False  # whether members differ at the end alone
         self._checked = False  # whether the classifier is the one that was taken
-        self._tried: set[tuple] = set()
         self._work: dict[tuple, float] = {}  # multiply-adds for a number of the inputs
+        self._tried: set[tuple] = set()
         self._see(sees or {})
         # How `models` made the network, and its frozen weights, by name: a folder
         # holds none of these.
@@ -127,7 +127,7 @@ class Ensemble(nn.Module):
         frozen = {name for name, p in named if not p.requires_grad}
         self.borrowed = frozen - self.replaced
 
-    def _see(self, sees: Mapping[str, Sequence[nn.Module]]) -> None:
+    def _see(self, sees):
         """Take what members see, and note where all tensors stand."""
         # (module, key) under each of a tensor's names in the network.
         self._aliases = aliases(self.network)
@@ -136,31 +136,19 @@ class Ensemble(nn.Module):
             for name, names in self._aliases.items()
         }
         for name, each in sees.items():
-            self._check_seen(name, each)
+            if name not in self._places or len(each) != self.members:
+                raise ValueError(
+                    "sees maps names of the network's parameters or buffers to one "
+                    f"module a member ({self.members}); got {len(each)} for {name!r}"
+                )
         parts: Any = nn.ModuleList(Seen(name, each) for name, each in sees.items())
         self.parts = parts
         self._held = {}
         for part in parts:
-            self._prepare(part)
-        # What the rule of "auto" asks for.
-        self._recurrent = bool(layers_of(self.network, *RECURRENT))
-        layers = [layer for part in parts for layer, _ in self._places[part.name]]
-        self._kernels = any(isinstance(layer, CONVOLUTIONS) for layer in layers)
-
-    def _check_seen(self, name: str, each: Sequence[nn.Module]) -> None:
-        if name not in self._places or len(each) != self.members:
-            raise ValueError(
-                "sees maps names of the network's parameters or buffers to one module "
-                f"a member ({self.members}); got {len(each)} for {name!r}; it has "
-                f"{', '.join(self._places)}"
-            )
-
-    def _prepare(self, part: Seen) -> None:
-        """Note where what members hold stands; their own is read in place of w."""
-        for key in part.rows:
-            self._held[f"{part.name} {key}"] = [holder_of(part.kind, key)]
-        if isinstance(part.kind, Own):
-            getattr(*self._places[part.name][0]).requires_grad_(False)
+            for key in part.rows:
+                self._held[f"{part.name} {key}"] = [holder_of(part.kind, key)]
+            if isinstance(part.kind, Own):
+                getattr(*self._places[part.name][0]).requires_grad_(False)
 
     @property
     def members(self) -> int:
@@ -180,15 +168,7 @@ class Ensemble(nn.Module):
     @property
     def took_last_linear(self) -> bool:
         """Whether nobody named the classifier, so the last linear layer was taken."""
-        return (self.recipe or {}).get("classifier", "") is None
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any):
-        """Load a state as torch does, also from a plain mapping as files hold it."""
-        state: Any = OrderedDict(state_dict)
-        # Without versions torch adds counts of batches, also where members have theirs.
-        mine: Any = self.state_dict()
-        state._metadata = mine._metadata
-        return super().load_state_dict(state, *args, **kwargs)
+        return self.recipe.get("classifier", "") is None
 
     def save_pretrained(self, folder: StrPath) -> None:
         """Write what the members own, and how they were made, to a folder.
@@ -206,52 +186,20 @@ class Ensemble(nn.Module):
         Raises
         ------
         ValueError
-            For members that hold different tensors as plain attributes.
+            For members that hold tensors as plain attributes.
         """
         from uqlab.ensembles.folders import save
 
         save(self, folder)
 
-    def about(self) -> dict[str, Any]:
-        """Return kind, method and settings, members, and how much is trained."""
-        unread = {id(getattr(*self._places[name][0])) for name in self.replaced}
-        tensors = [*self.parameters(), *self.buffers()]
-        tensors = [t for t in tensors if id(t) not in unread]
-        trained = [t for t in tensors if t.requires_grad]
-        return {
-            "kind": type(self).__name__,
-            **(self.recipe or {}),
-            "members": member_text(self.member_ids),
-            "numbers trained": _numbers(trained),
-            "of these shared by members": _numbers(self.shared_parameters()),
-            "numbers frozen": _numbers(tensors) - _numbers(trained),
-            **({"mode": self._said_mode()} if self.parts else {}),
-        }
-
-    def _said_mode(self):
-        if self.refused:
-            return f"loop, for vmap says: {self.refused}"
-        if self.mode != "auto":
-            return self.mode
-        if self._recurrent:
-            return "loop, for recurrent layers"
-        return f"auto ({self._took} in the last call)" if self._took else "auto"
-
-    def _lines(self):
-        """Return `about` as texts."""
-        about = self.about().items()
-        return {k: f"{v:,}" if type(v) is int else str(v) for k, v in about}
-
     def __repr__(self) -> str:
-        kind, *lines = (f"{name}: {text}" for name, text in self._lines().items())
-        return f"{kind.removeprefix('kind: ')}({', '.join(lines)})"
-
-    def _repr_html_(self):
-        rows = [
-            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
-            for name, text in self._lines().items()
-        ]
-        return f"<table>{''.join(rows)}</table>"
+        """Return the method, the trainable parameters and the mode in one line."""
+        count = sum(p.numel() for p in trainable(self))
+        mode = f"loop: {self.refused}" if self.refused else self.mode
+        about = {**self.recipe, "members": self.members}
+        about |= {"trainable parameters": f"{count:,}", "mode": mode}
+        settings = ", ".join(f"{name}: {value}" for name, value in about.items())
+        return f"{type(self).__name__}({settings})"
 
     def train(self, mode: bool = True) -> Any:
         """Change the mode; batch statistics that all members share stay frozen."""
@@ -284,30 +232,29 @@ class Ensemble(nn.Module):
         """
         return self._logits((x,), {}, each, rows)
 
-    def _logits(self, args, named, each: bool, members: slice = slice(None)) -> Tensor:
+    def _logits(self, args, named, each, members=slice(None)):
         if len(args) == 1 and isinstance(args[0], Mapping):
             args, named = (), {**args[0], **named}
         if not torch.compiler.is_compiling():
             self._check_classifier(args, named, each)
         return self._run(args, named, each, members)
 
-    def _run(self, args: tuple, named: dict, each: bool, members: slice) -> Tensor:
+    def _run(self, args, named, each, members):
         """Return logits of some members; `each`: inputs have their axis in front."""
         with alone(self.network):
-            one_pass = self._pass(args, named, each, members)
-            self._took = self._way(one_pass)
-            return self._by(self._took, one_pass)
+            given = self._given(args, named, each, members)
+            way = self._way(*given)
+            while way == "vmap":
+                try:
+                    return together(*given, self.chunk_size)
+                except torch.OutOfMemoryError:
+                    # In training statistics would move twice: `fit` halves there.
+                    if self.training or not self.halve():
+                        raise
+            return in_turn(*given, len(self.member_ids[members]))
 
-    def rows(self, members: slice = slice(None)) -> dict[str, Tensor]:
-        """Return what some members hold, [members, ...] each."""
-        rows = {name: getattr(*place) for name, [place] in self._held.items()}
-        if not torch.is_grad_enabled():
-            # Without gradients torch's views of parameters claim to have them.
-            rows = {name: t.detach() for name, t in rows.items()}
-        return {name: t[members] for name, t in rows.items()}
-
-    def _pass(self, args: tuple, named: dict, each: bool, members: slice) -> Pass:
-        """Return what a call computes."""
+    def _given(self, args, named, each, members):
+        """Return a pass of one member, and what is given to those of all."""
         leaves, tree = tree_flatten((args, named))
         shared = self._shared()
 
@@ -319,14 +266,13 @@ class Ensemble(nn.Module):
 
         tensors = [t for t in leaves if isinstance(t, Tensor)]
         one = functools.partial(self.one_pass, call)
-        ids = self.member_ids[members]
-        return Pass(one, self.rows(members), tensors, len(ids), each, str(tree))
+        return one, self.rows(members), tensors, each
 
     def one_pass(self, call: Any, row: dict, tensors: Sequence[Tensor]) -> Tensor:
         """Return the logits of one member: `call(row, tensors)`, its network's."""
         return call(row, tensors)
 
-    def _one(self, row: dict, shared: dict, args: tuple, named: dict) -> Tensor:
+    def _one(self, row, shared, args, named):
         """Call the network with what one member sees, given what it holds."""
         with standing(self._places, shared), standing(self._held, row):
             state = {}
@@ -338,57 +284,56 @@ class Ensemble(nn.Module):
             with standing(self._places, state):
                 return logits_of(self.network(*args, **named))
 
-    def _by(self, way: str, one_pass: Pass) -> Tensor:
-        while True:
-            moved = self._statistics()
-            try:
-                if way == "loop":
-                    return one_pass.in_turn()
-                return one_pass.together(self.chunk_size)
-            except torch.OutOfMemoryError:
-                if way == "loop" or not self.halve():
-                    raise
-            for t, value in moved:  # by the members that were through
-                t.copy_(value)
+    def rows(self, members: slice = slice(None)) -> dict[str, Tensor]:
+        """Return what some members hold, [members, ...] each."""
+        rows = {name: getattr(*place) for name, [place] in self._held.items()}
+        if not torch.is_grad_enabled():
+            # Without gradients torch's views of parameters claim to have them.
+            rows = {name: t.detach() for name, t in rows.items()}
+        return {name: t[members] for name, t in rows.items()}
 
-    def _way(self, one_pass: Pass) -> str:
+    def _way(self, one, rows, tensors, each):
         """Return "vmap" or "loop"; what vmap refuses is found before it counts."""
         one_of("mode", self.mode, ("auto", "vmap", "loop"))
         if self.mode != "auto":
             return self.mode
-        if self.refused or one_pass.members == 1 or not self._is_for_vmap(one_pass):
-            return "loop"
-        kind = self.training, *one_pass.kind
-        if kind not in self._tried:
-            with torch.no_grad(), self.unmoved(), warnings.catch_warnings():
-                # vmap says where it would loop itself: slower than our loop.
-                warnings.filterwarnings("error", SLOW_RULE)
-                try:
-                    self._by("vmap", one_pass)
-                except (RuntimeError, UserWarning) as error:
-                    self.refused = refusal(error)
-            self._tried.add(kind)
-        return "loop" if self.refused else "vmap"
+        kind = self.training, each, len(tensors)
+        if not self.refused and self._is_for_vmap(kind, one, rows, tensors, each):
+            if kind not in self._tried:
+                self._try(one, rows, tensors, each)
+                self._tried.add(kind)
+            return "loop" if self.refused else "vmap"
+        return "loop"
 
-    def _is_for_vmap(self, one_pass: Pass) -> bool:
+    def _is_for_vmap(self, kind, one, rows, tensors, each):
         """Return whether vmap is the faster way: the rule of "auto"."""
-        first = one_pass.tensors[0]
-        if self._recurrent or first.device.type != "cpu":
-            return not self._recurrent
-        if self._kernels or (self.shares_most and not one_pass.each):
-            return not self._kernels
-        size = first[0].numel() if one_pass.each else first.numel()
-        if one_pass.kind not in self._work:
-            with torch.no_grad(), self.unmoved():
-                self._work[one_pass.kind] = one_pass.work() / max(size, 1)
-        return self._work[one_pass.kind] * size <= SMALL_WORK
+        if self.members == 1:
+            return False
+        if tensors[0].device.type != "cpu":
+            return True
+        changed = [self._places[part.name][0][0] for part in self.parts]
+        if any(isinstance(layer, CONVOLUTIONS) for layer in changed):
+            return False
+        if self.shares_most and not each:
+            return True
+        some = [t[0] for t in tensors] if each else tensors
+        if kind not in self._work:
+            with torch.no_grad(), self.unmoved(), Counted() as counted:
+                one({key: t[0] for key, t in rows.items()}, some)
+            self._work[kind] = counted.multiply_adds / max(some[0].numel(), 1)
+        return self._work[kind] * some[0].numel() <= SMALL_WORK
 
-    def _statistics(self) -> list[tuple[Tensor, Tensor]]:
-        """Return what a pass in training may move, and what it is."""
-        if not self.training:
-            return []
-        own = [part.kind for part in self.parts if isinstance(part.kind, Own)]
-        return [(t, t.clone()) for kind in own for t in kind.buffers()]
+    def _try(self, *given):
+        """Note why vmap cannot run the network, if it cannot."""
+        with torch.no_grad(), self.unmoved(), warnings.catch_warnings():
+            # vmap says where it would loop itself: slower than our loop.
+            warnings.filterwarnings("error", SLOW_RULE)
+            try:
+                together(*given, self.chunk_size)
+            except torch.OutOfMemoryError:
+                return
+            except (RuntimeError, UserWarning) as error:
+                self.refused = refusal(error)
 
     @contextlib.contextmanager
     def unmoved(self) -> Iterator[None]:
@@ -402,33 +347,23 @@ class Ensemble(nn.Module):
             for t, value in before:
                 t.copy_(value)
 
-    def _shared(self) -> dict[str, Tensor]:
+    def _shared(self):
         """Return trained tensors that members share, whose gradient is the mean."""
         if not torch.is_grad_enabled():
             return {}
-        state = {}
-        for name, p in self.network.named_parameters():
-            if p.requires_grad:
-                state[name] = MeanGradient.apply(p, self.members)
-        return state
+        named = self.network.named_parameters()
+        return {
+            name: MeanGradient.apply(p, self.members)
+            for name, p in named
+            if p.requires_grad
+        }
 
     # --- members ---------------------------------------------------------------------
 
     def tensor(self, name: str, index: int) -> Tensor:
         """Return what one member sees of a tensor of the network."""
         w = tensor_of(self.network, name)
-        if name not in self.seen:
-            return w
-        with self._holding(name, index) as kind:
-            return kind(w)
-
-    @contextlib.contextmanager
-    def _holding(self, name: str, index: int) -> Iterator[Any]:
-        """Yield what members see of a tensor, with what one of them holds."""
-        part = self.seen[name]
-        held = {f"{name} {key}": t[index] for key, t in part.stacked().items()}
-        with standing(self._held, held):
-            yield part.kind
+        return self.seen[name].one(index)(w) if name in self.seen else w
 
     def start(self, name: str) -> Tensor | None:
         """Return a tensor before training; None if it was trained, or is not known."""
@@ -437,20 +372,15 @@ class Ensemble(nn.Module):
 
     def update(self, name: str, index: int) -> Tensor | None:
         """Return what training added, if the method knows it without rounding."""
-        knows = name in self.seen and hasattr(self.seen[name].kind, "update")
-        if self.start(name) is None or not knows:
+        part = self.seen.get(name)
+        if self.start(name) is None or not hasattr(part and part.kind, "update"):
             return None
-        with torch.no_grad(), self._holding(name, index) as kind:
-            return kind.update().clone()
+        return part.one(index).update().detach().clone()
 
     @torch.no_grad()
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network; frozen tensors share memory."""
-        self._check_index(index)
-        return self.put(frozen_copy(self.network), index)
-
-    def put(self, network: Any, index: int) -> Any:
-        """Put what one member sees into a copy of the network, and return it."""
+        network = frozen_copy(self.network)
         for name, part in self.seen.items():
             value = self.tensor(name, index).detach().clone()
             if isinstance(tensor_of(network, name), nn.Parameter):
@@ -471,7 +401,7 @@ class Ensemble(nn.Module):
                 memo[id(t)] = nn.Parameter(some, t.requires_grad) if parameter else some
         shard = copy.deepcopy(self, memo)
         shard.member_ids = self.member_ids[rows]
-        return shard.with_recipe(self.recipe)
+        return shard
 
     def can_shard(self) -> bool:
         """Return whether members share nothing that is trained."""
@@ -485,7 +415,7 @@ class Ensemble(nn.Module):
         """Return the members that go through together: in the loop one by one."""
         args, named = ((), {**x}) if isinstance(x, Mapping) else ((x,), {})
         with alone(self.network):
-            way = self._way(self._pass(args, named, each, slice(None)))
+            way = self._way(*self._given(args, named, each, slice(None)))
         size = 1 if way == "loop" else self.chunk_size or self.members
         return [slice(low, low + size) for low in range(0, self.members, size)]
 
@@ -499,13 +429,12 @@ class Ensemble(nn.Module):
         """Return which inputs members see, for those drawn [members, batch]."""
         return rows
 
-    def with_recipe(self, recipe: Mapping[str, Any] | None) -> Any:
+    def with_recipe(self, recipe: Mapping[str, Any]) -> Any:
         """Note how a method made these members, and return the ensemble."""
-        if recipe is not None:
-            self.recipe = {**recipe, "members": member_text(self.member_ids)}
+        self.recipe = dict(recipe)
         return self
 
-    def _check_classifier(self, args: tuple, named: Mapping, each: bool) -> None:
+    def _check_classifier(self, args, named, each):
         """Raise ValueError at the first call if another layer is the classifier."""
         one = len(args) + bool(named) == 1
         if one and self.took_last_linear and not self._checked:
@@ -514,13 +443,6 @@ class Ensemble(nn.Module):
             # A network that changes its input in place must not change the caller's.
             check_classifier(self.member(0), map_tensors(torch.clone, some))
             self._checked = True
-
-    def _check_index(self, index: int) -> None:
-        if not 0 <= index < self.members:
-            raise IndexError(
-                f"member {index} of an ensemble of {self.members}: "
-                f"choose 0 to {self.members - 1}"
-            )
 
 
 class SeparateEnsemble(Ensemble):
@@ -533,7 +455,7 @@ class SeparateEnsemble(Ensemble):
         self.mode = "loop"
         self.source = getattr(self.network[0], "source", {})
         self.borrowed = set()
-        self.with_recipe({"method": "from_members"})
+        self.recipe = {"method": "from_members"}
 
     def passes(self, x, each=True):
         """Return the members one by one."""
@@ -544,14 +466,19 @@ class SeparateEnsemble(Ensemble):
         return False
 
     def _run(self, args, named, each, members):
-        logits, counts = [], self._networks() if torch.is_grad_enabled() else {}
+        counts = self._networks() if torch.is_grad_enabled() else {}
+        logits = []
         for i, model in enumerate(list(self.network)[members]):
+
+            def given(t, i=i):
+                return (t[i] if each else t).clone()
+
+            some, more = tree_map_only(Tensor, given, (args, named))
             means = {
                 name: MeanGradient.apply(p, counts[p])
                 for name, p in model.named_parameters()
                 if counts.get(p, 1) > 1
             }
-            some, more = self._inputs(i, (args, named), each)
             if means:
                 output = called_with(model, means, some, more)
             else:
@@ -565,35 +492,20 @@ class SeparateEnsemble(Ensemble):
             )
         return torch.stack(logits)
 
-    def _inputs(self, index: int, given: tuple, each: bool) -> tuple:
-        """Return what one network is given, not to be changed by another."""
-
-        def of(t):
-            if isinstance(t, Tensor) and each:
-                return t[index]
-            return t.clone() if isinstance(t, Tensor) and self.members > 1 else t
-
-        return tree_map(of, given)
-
     def member(self, index):
         """Return one of the networks, not a copy."""
-        self._check_index(index)
         return self.network[index]
 
     def shard(self, rows):
         """Return the ensemble of some members; training it trains these."""
-        models = list(self.network)[rows]
-        shard = SeparateEnsemble(models, self.member_ids[rows])
+        shard = type(self)(list(self.network)[rows], self.member_ids[rows])
         return shard.with_recipe(self.recipe)
 
     def can_shard(self):
         """Return whether members share no tensor that changes."""
-        buffers = []
-        for model in self.network:
-            buffers += model.buffers()
-        return not (
-            self.shared_parameters() or len(buffers) > len(list(self.buffers()))
-        )
+        buffers = [b for model in self.network for b in model.buffers()]
+        one_place = len(buffers) == len(list(self.buffers()))
+        return one_place and not self.shared_parameters()
 
     def shared_parameters(self):
         """Return the trained parameters that stand in several networks."""
@@ -601,10 +513,7 @@ class SeparateEnsemble(Ensemble):
 
     def _networks(self):
         """Return in how many networks a parameter stands."""
-        networks = Counter()
-        for model in self.network:
-            networks.update(model.parameters())
-        return networks
+        return Counter(p for model in self.network for p in model.parameters())
 
 
 class OneNetwork(Ensemble):
@@ -637,33 +546,13 @@ class MeanGradient(torch.autograd.Function):
 
 
 def member_range(members: Members) -> range:
-    """Return the members' numbers.
-
-    10 means 0 to 9; range(8, 16) or its text "8:16" is a shard of a larger ensemble.
-    """
-    if isinstance(members, str):
-        if not re.fullmatch(r"\d+:\d+(:[1-9]\d*)?", members):
-            raise ValueError(
-                "members must be a number, a range or its text such as "
-                f'"0:8", got {members!r}'
-            )
-        ids = range(*map(int, members.split(":")))
-    else:
-        if not isinstance(members, range | int | np.integer):
-            raise TypeError(
-                f"members must be a whole number, a range or its text, got {members!r}"
-            )
-        ids = members if isinstance(members, range) else range(members)
+    """Return the members' numbers: 10 means 0 to 9, a range stands for itself."""
+    if not isinstance(members, range | int | np.integer):
+        raise TypeError(f"members must be a whole number or a range, got {members!r}")
+    ids = members if isinstance(members, range) else range(members)
     if len(ids) < 1:
         raise ValueError(f"an ensemble needs at least one member, got {members=}")
     return ids
-
-
-def member_text(ids: range) -> int | str:
-    """Return what `member_range` reads as these numbers, and JSON can hold."""
-    if ids == range(len(ids)):
-        return len(ids)
-    return f"{ids.start}:{ids.stop}:{ids.step}".removesuffix(":1")
 
 
 def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
@@ -679,7 +568,3 @@ def member_generators(
     """Return a generator on the CPU for each member, seeded by `member_seed`."""
     seeds = [member_seed(seed, m, stream, *more) for m in ids]
     return [torch.Generator().manual_seed(s) for s in seeds]
-
-
-def _numbers(tensors):
-    return sum(t.numel() for t in tensors)

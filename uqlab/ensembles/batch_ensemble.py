@@ -86,8 +86,7 @@ def batch(
     Notes
     -----
     In a convolution r scales the output channels and s the input channels; with
-    `additive` s is a patch. The members' biases are their own. `batch_ensemble` is
-    another name of this function.
+    `additive` s is a patch. The members' biases are their own.
 
     References
     ----------
@@ -121,6 +120,3 @@ def batch(
         classifier=classifier,
         seed=seed,
     )
-
-
-batch_ensemble = batch

@@ -31,8 +31,8 @@ def deep(
     ----------
     make_model : callable
         Returns a new network at every call.
-    members : int, str or range
-        How many, or the numbers of a shard, "4:10"; see `concatenate`.
+    members : int or range
+        How many, or the numbers of a shard, `range(4, 10)`; see `concatenate`.
     seed : int
         The weights of member m depend on (seed, m) alone.
 
@@ -50,50 +50,72 @@ def deep(
     Lakshminarayanan, Pritzel, Blundell, "Simple and scalable predictive uncertainty
     estimation using deep ensembles", 2017.
     """
-    _check_function(make_model)
-    ids = member_range(members)
-    models = _built(make_model, seed, ids)
-    if len(set(map(id, models))) < len(models):
-        raise ValueError(
-            "make_model returned the same network twice; "
-            "it must build a new one in every call"
-        )
-    kind = stacked if _of_one_architecture(models) else SeparateEnsemble
-    return kind(models, ids).with_recipe({"method": "deep", "seed": seed})
-
-
-def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list[Any]:
-    """Return a network for each member, and leave torch's generator as it was."""
-    started = torch.cuda.is_initialized()
-    devices = list(range(torch.cuda.device_count())) if started else []
-    models = []
-    for m in ids:
-        with GENERATOR, torch.random.fork_rng(devices):
-            torch.manual_seed(member_seed(seed, m, "weights"))
-            models.append(unwrapped(make_model()))
-        one_network(models[-1], "deep")
-    return models
-
-
-def stacked(models: Sequence[nn.Module], ids: range) -> Ensemble:
-    """Return the ensemble of networks that differ in their tensors alone."""
-    network = copy.deepcopy(models[0])
-    sees: dict[str, list[nn.Module]] = {}
-    for name, p in network.named_parameters():
-        trained = p.requires_grad
-        each = [model.get_parameter(name).detach() for model in models]
-        sees[name] = [Own(t).requires_grad_(trained) for t in each]
-    for name, _ in network.named_buffers():
-        sees[name] = [Own(model.get_buffer(name), trained=False) for model in models]
-    return Ensemble(network.requires_grad_(False), ids, sees)
-
-
-def _check_function(make_model):
     if isinstance(make_model, nn.Module) or not callable(make_model):
         raise TypeError(
             "make_model must be a function that builds a new network, such as "
             f"lambda: Net(), got {type(make_model).__name__}"
         )
+    ids = member_range(members)
+    models: list[Any] = []
+    started = torch.cuda.is_initialized()
+    devices = list(range(torch.cuda.device_count())) if started else []
+    for m in ids:
+        with GENERATOR, torch.random.fork_rng(devices):
+            torch.manual_seed(member_seed(seed, m, "weights"))
+            models.append(unwrapped(make_model()))
+        one_network(models[-1], "deep")
+    if len(set(map(id, models))) < len(models):
+        raise ValueError(
+            "make_model returned the same network twice; "
+            "it must build a new one in every call"
+        )
+    return _joined(models, ids).with_recipe({"method": "deep", "seed": seed})
+
+
+def _joined(models, ids):
+    """Return the ensemble of networks, stacked if they differ in tensors alone."""
+    first, *others = map(_described, models)
+    if first is None or any(other != first for other in others):
+        return SeparateEnsemble(models, ids)
+    network = copy.deepcopy(models[0])
+    sees: dict[str, list[nn.Module]] = {}
+    for name, p in network.named_parameters():
+        each = [model.get_parameter(name).detach() for model in models]
+        sees[name] = [Own(t).requires_grad_(p.requires_grad) for t in each]
+    for name, _ in network.named_buffers():
+        sees[name] = [Own(model.get_buffer(name), trained=False) for model in models]
+    return Ensemble(network.requires_grad_(False), ids, sees)
+
+
+def _described(model):
+    """Return what tells architectures apart; None where members would share a tensor.
+
+    They would share any that is a plain attribute, whatever it is for.
+    """
+    state = model.state_dict()
+    tensors = all(isinstance(t, Tensor) for t in state.values())
+    if plain_tensors(model) or not tensors or not list(model.parameters()):
+        return None
+    described: list[Any] = [(name, t.shape, t.dtype) for name, t in state.items()]
+    for name, module in model.named_modules():
+        settings = {
+            key: str(value)
+            for key, value in vars(module).items()
+            if isinstance(value, bool | int | float | str | tuple | list)
+        }
+        described.append((name, type(module).__qualname__, settings))
+    return described
+
+
+def plain_tensors(model: nn.Module) -> list[Tensor]:
+    """Return the tensors that a network holds as plain attributes."""
+    registered = "_parameters", "_buffers", "_modules", "_flat_weights"
+    found = []
+    for module in model.modules():
+        for key, value in vars(module).items():
+            leaves = [] if key in registered else tree_leaves(value)
+            found += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return found
 
 
 def from_members(models: Sequence[nn.Module]) -> Ensemble:
@@ -105,9 +127,9 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
     Raises
     ------
     ValueError
-        For an empty list.
+        If the list is empty.
     TypeError
-        For what is no module.
+        Unless it is a list of modules.
     """
     if not isinstance(models, list | tuple | nn.ModuleList):
         raise TypeError(
@@ -120,37 +142,6 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
     return SeparateEnsemble(models, range(len(models)))
 
 
-def _of_one_architecture(models: Sequence[nn.Module]) -> bool:
-    """Return whether networks differ in nothing but parameters and buffers."""
-    first, *others = map(_described, models)
-    return None not in first.values() and all(other == first for other in others)
-
-
-def _described(model: nn.Module) -> dict[str, Any]:
-    """Return what tells architectures apart; None stands for a tensor as an attribute.
-
-    Members would share such a tensor, whatever it is for.
-    """
-    described: dict[str, Any] = {
-        name: (t.shape, t.dtype) if isinstance(t, Tensor) else None
-        for name, t in model.state_dict().items()
-    }
-    if not list(model.parameters()):
-        described["parameters"] = None
-    for name, module in model.named_modules():
-        described[f"{name}."] = type(module).__qualname__
-        for key, value in vars(module).items():
-            if key in ("_parameters", "_buffers", "_modules"):
-                continue
-            if isinstance(module, nn.RNNBase) and key.startswith("_flat"):
-                continue  # its parameters again
-            if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
-                described[f"{name}.{key}"] = None
-            elif isinstance(value, bool | int | float | str | tuple | list):
-                described[f"{name}.{key}"] = str(value)
-    return described
-
-
 def _copies(network, members):
     """Return networks for members whose weights will follow, of one or of one each."""
     one = isinstance(network, nn.Module)
@@ -160,8 +151,8 @@ def _copies(network, members):
     return [copy.deepcopy(unwrapped(each)) for each in networks]
 
 
-def _again(network, members, seed):
-    return deep(iter(_copies(network, members)).__next__, members, seed)
+def _again(network, members, **_):
+    return _joined(_copies(network, members), members)
 
 
 def _separate(network, members, **_):

@@ -1,8 +1,6 @@
 """Ensembles as one file that runs without uqlab: ONNX, or a program of torch."""
 
-import contextlib
 import copy
-import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from uqlab.core.modules import (
     map_tensors,
 )
 from uqlab.ensembles.base import Ensemble
-from uqlab.ensembles.dropout import DropoutEnsemble
 
 _TOLERANCE = 1e-4  # for rounding; of the largest logit where that is above 1
 
@@ -33,7 +30,7 @@ def export(ensemble: Ensemble, path: StrPath, inputs: Any) -> None:
     Parameters
     ----------
     ensemble : Ensemble
-        Of any method but MC dropout, in any mode; prediction is what is written.
+        Of any method, in any mode; prediction is what is written.
     path : str or path
         "name.onnx" for onnxruntime, which needs no torch, or "name.pt2" for
         `torch.export.load`. It appears whole or not at all.
@@ -45,7 +42,7 @@ def export(ensemble: Ensemble, path: StrPath, inputs: Any) -> None:
     Raises
     ------
     TypeError
-        For what is no ensemble, and for MC dropout.
+        Unless it is an ensemble.
     ValueError
         For another suffix, a network that torch cannot export, ONNX above 2 GB, and
         logits that are not those of the ensemble.
@@ -77,24 +74,20 @@ def export(ensemble: Ensemble, path: StrPath, inputs: Any) -> None:
     one_ensemble(ensemble, "export")
     suffix = Path(path).suffix
     one_of("the suffix of path", suffix, _WRITERS)
-    if suffix == ".onnx":
-        with extra("onnx"):
-            import onnx  # noqa: F401
-            import onnxruntime  # noqa: F401
-            import onnxscript  # noqa: F401
-    if isinstance(ensemble, DropoutEnsemble):
-        raise TypeError(
-            "MC dropout draws its members and a file would hold one draw; if that is "
-            "wanted, export ensembles.from_members of its members"
-        )
     x = like_parameters(ensemble, as_inputs(inputs))
     # torch would not leave an axis of length one free.
     x = map_tensors(lambda t: t if len(t) > 1 else torch.cat([t, t]), x)
     with evaluating(ensemble):
         expected = ensemble(x).float().cpu()
         network = _Members(ensemble).eval()
-    with writing(path) as temporary:
-        logits = _written(network, temporary, map_tensors(Tensor.cpu, x), suffix)
+    x = map_tensors(Tensor.cpu, x)
+    with writing(path) as temporary, warnings.catch_warnings(action="ignore"):
+        try:
+            logits = _WRITERS[suffix](_program(network, x), temporary, x)
+        except (OSError, ImportError):
+            raise
+        except Exception as error:
+            raise ValueError(f"torch cannot export this network: {error}") from error
         tolerance = _TOLERANCE * max(1.0, float(expected.abs().max()))
         if not torch.allclose(logits, expected, 0, tolerance):
             raise ValueError(
@@ -120,41 +113,20 @@ class _Members(nn.Module):
         return torch.stack([logits_of(call(m, inputs)).float() for m in self.models])
 
 
-def _written(network, path, x, suffix):
-    """Write a network for inputs like x, and return what the file makes of them."""
+def _program(network, x):
+    """Return torch's program of a network for inputs like x."""
     network(x)  # what a network makes on its first call is there then
-    try:
-        with _quiet():
-            for axis in (torch.export.Dim.AUTO, torch.export.Dim.STATIC):
-                axes = map_tensors(lambda t, axis=axis: {0: axis}, x)
-                program = torch.export.export(
-                    network, (x,), strict=False, dynamic_shapes=(axes,)
-                )
-                if program.range_constraints:
-                    break  # the axis is free; else ONNX would say so and be wrong
-            program.example_inputs = None  # the file holds no data
-            for node in program.graph.nodes:
-                node.meta.pop("stack_trace", None)  # and no paths
-            return _WRITERS[suffix](program, path, x)
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(f"torch cannot export this network: {error}") from error
-
-
-@contextlib.contextmanager
-def _quiet():
-    """Leave out what torch and onnxscript say of their own parts, some 20 lines.
-
-    The file is compared with the ensemble, so that nothing is hidden that matters.
-    """
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(before)
+    for axis in (torch.export.Dim.AUTO, torch.export.Dim.STATIC):
+        axes = map_tensors(lambda t, axis=axis: {0: axis}, x)
+        program = torch.export.export(
+            network, (x,), strict=False, dynamic_shapes=(axes,)
+        )
+        if program.range_constraints:
+            break  # the axis is free; else ONNX would say so and be wrong
+    program.example_inputs = None  # the file holds no data
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # and no paths
+    return program
 
 
 def _write_program(program, path, x):
@@ -164,8 +136,9 @@ def _write_program(program, path, x):
 
 
 def _write_onnx(program, path, x):
-    import onnx
-    import onnxruntime
+    with extra("onnx"):
+        import onnx
+        import onnxruntime
 
     named = {"inputs": x} if isinstance(x, Tensor) else x
     exported: Any = torch.onnx.export(

@@ -9,36 +9,22 @@ from uqlab.core.checks import Target, within
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import (
-    STATISTICS,
     Classifiers,
     Site,
     implicit,
     normal,
+    own_statistics,
     put,
 )
 from uqlab.ensembles.recipes import recorded
 
 
-class NormSite(Site):
-    """A norm whose scale and shift may be the members' own."""
-
-    @property
-    def name(self):
-        """The norm's own name, by which targets know it."""
-        return self.holder
-
-    @property
-    def usual(self):
-        """Every norm is taken without being named."""
-        return True
-
-
-class Shifted(nn.Module):
+class _Shifted(nn.Module):
     """A normalisation without a bias, such as RMSNorm, and a shift."""
 
     def __init__(self, norm: Any):
         super().__init__()
-        self.norm = norm
+        self.norm, self.weight = norm, norm.weight
         zeros = torch.zeros_like(norm.weight)
         self.bias = nn.Parameter(zeros, norm.weight.requires_grad)
 
@@ -101,13 +87,11 @@ def film(
 
     def make(site, generator):
         sees = {}
-        for name in (site.parameter, "bias"):
-            p = site.module.get_parameter(name).detach()
-            sees[name] = Own(p + normal(p, p.shape, std, generator).to(p))
-        for name, buffer in site.module.named_buffers():
-            if name.rpartition(".")[2] in STATISTICS:
-                sees[name] = Own(buffer.clone(), trained=False)
-        return sees
+        for name, p in (("weight", site.weight), ("bias", site.bias)):
+            noise = normal(p, p.shape, std, generator).to(p)
+            sees[name] = Own(p.detach() + noise)
+        statistics = own_statistics(site.module, 1)
+        return sees | {name: own for name, [own] in statistics.items()}
 
     return implicit(
         backbone,
@@ -117,27 +101,25 @@ def film(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        find=norms,
-        called="normalisation",
+        find=_norms,
         train_backbone=train_backbone,
     )
 
 
-def norms(network: nn.Module) -> list[Site]:
+def _norms(network):
     """Find a network's norms; one without a bias is given one, in place."""
     places = []
     for name, module in list(network.named_modules()):
-        if not name or not is_norm(module):
+        if not name or not _is_norm(module):
             continue
-        parameter = "weight"
         if getattr(module, "bias", None) is None:
-            module, parameter = Shifted(module).train(module.training), "norm.weight"
+            module = _Shifted(module).train(module.training)
             put(network, name, module)
-        places.append(NormSite(name, parameter, module))
+        places.append(Site(name, "weight", module))
     return places
 
 
-def is_norm(module: Any) -> bool:
+def _is_norm(module):
     """Return whether a module scales each feature, and has something like an eps."""
     weight = getattr(module, "weight", None)
     scales = isinstance(weight, nn.Parameter) and (

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,6 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
-
-from uqlab.core.modules import Counted
 
 # Up to here, multiply-adds of one member, `vmap` is the faster way on a CPU: the calls
 # of small operations cost more than what they compute. benchmarks/ways.py has the
@@ -37,7 +35,11 @@ REFUSALS = (
     "accessing the data under vmap", "data-dependent control flow", "functorch",
     "inplace arithmetic(self, *extra_args)",
 )  # fmt: skip
-
+CHECKPOINTS = (
+    "gradient checkpointing inside the network would compute it again with other "
+    "weights than the member's: switch it off in the network, and set chunk_size or "
+    "train fewer members at once to save memory"
+)
 
 # Who sets torch's global generator and puts it back is alone meanwhile.
 GENERATOR = threading.RLock()
@@ -46,14 +48,14 @@ _LOCKS: Any = weakref.WeakKeyDictionary()
 
 
 class Own(nn.Module):
-    """A tensor of which every member has its own; `kept` in files, or made again."""
+    """A tensor of which every member has its own."""
 
-    def __init__(self, value: Tensor, trained: bool = True, kept: bool = True):
+    def __init__(self, value: Tensor, trained: bool = True):
         super().__init__()
         if trained:
             self.value = nn.Parameter(value)
         else:
-            self.register_buffer("value", value, persistent=kept)
+            self.register_buffer("value", value)
 
     def forward(self, w: Tensor) -> Tensor:
         """Return the member's tensor, whatever the network's is."""
@@ -92,54 +94,28 @@ class Seen(nn.Module):
         tensors = dict(self.kind.named_parameters()) | dict(self.kind.named_buffers())
         self.rows = [k for k in tensors if k not in getattr(self.kind, "shared", ())]
         for key in self.rows:
-            first, theirs = tensors[key], [tensor_of(module, key) for module in each]
-            stacked = torch.stack([t.detach() for t in theirs])
-            if isinstance(first, nn.Parameter):
-                stacked = nn.Parameter(stacked, first.requires_grad)
+            stacked = torch.stack([tensor_of(module, key).detach() for module in each])
+            if isinstance(tensors[key], nn.Parameter):
+                stacked = nn.Parameter(stacked, tensors[key].requires_grad)
             put_tensor(self.kind, key, stacked)
 
     def stacked(self) -> dict[str, Tensor]:
         """Return what members hold, by its name in the module: [members, ...] each."""
         return {key: tensor_of(self.kind, key) for key in self.rows}
 
+    def one(self, index: int) -> Any:
+        """Return the module of one member; its tensors share memory."""
+        memo: dict[int, Any] = {id(t): t for t in self.kind.buffers()}
+        for t in self.stacked().values():
+            row = t.detach()[index]
+            parameter = isinstance(t, nn.Parameter)
+            memo[id(t)] = nn.Parameter(row, t.requires_grad) if parameter else row
+        return copy.deepcopy(self.kind, memo)
+
     @property
     def trained(self) -> bool:
         """Whether members train something of it."""
         return any(p.requires_grad for p in self.kind.parameters())
-
-
-class Pass:
-    """What one call computes: rows of members, and inputs for all or for each."""
-
-    def __init__(self, call, rows: dict, tensors: list, members: int, each, tree: str):
-        self.call, self.rows, self.tensors = call, rows, tensors
-        self.members, self.each = members, each
-        self.kind = each, tree  # of inputs
-
-    def work(self) -> int:
-        """Run the first member, and return its multiply-adds."""
-        row = {key: t[0] for key, t in self.rows.items()}
-        with Counted() as counted:
-            self.call(row, [t[0] if self.each else t for t in self.tensors])
-        return counted.multiply_adds
-
-    def together(self, chunk_size: int | None) -> Tensor:
-        """Run all members by vmap."""
-        dims = 0, 0 if self.each else None
-        run = vmap(self.call, dims, randomness="different", chunk_size=chunk_size)
-        with _MATH:
-            return run(self.rows, self.tensors)
-
-    def in_turn(self) -> Tensor:
-        """Run one member after the other."""
-        logits = []
-        # By unbind: the gradients of `t[m]` would be as large as t, for each member.
-        apart = {key: t.unbind() for key, t in self.rows.items()}
-        for m in range(self.members):
-            row = {key: each[m] for key, each in apart.items()}
-            some = [t[m] if self.each else t for t in self.tensors]
-            logits.append(self.call(row, some))
-        return torch.stack(logits)
 
 
 class Unbuilt(Tensor):
@@ -149,7 +125,7 @@ class Unbuilt(Tensor):
     plain: Tensor
 
     @classmethod
-    def of(cls, w: Tensor, part: "Seen") -> "Unbuilt":
+    def of(cls, w: Tensor, part: Seen) -> "Unbuilt":
         """Return what stands for what a member sees of a weight."""
         unbuilt: Any = w.detach().as_subclass(cls)
         unbuilt.part, unbuilt.plain = part, w
@@ -172,97 +148,90 @@ class Unbuilt(Tensor):
             return func(*args, **kwargs)
 
 
-class _Meanwhile:
-    """A setting of all threads, while any of them is inside."""
+class _PlainAttention:
+    """torch's settings under which attention has batching rules and derivatives.
 
-    def __init__(self, setting):
-        self.setting, self.lock = setting, threading.Lock()
-        self.inside, self.stack = 0, contextlib.ExitStack()
+    They are all threads', while any of them is inside: not as each found them, for one
+    that came later would leave them for good.
+    """
+
+    def __init__(self):
+        self.lock, self.inside = threading.Lock(), 0
 
     def __enter__(self):
         with self.lock:
-            if not self.inside:
-                self.stack.enter_context(self.setting())
             self.inside += 1
+            if self.inside == 1:
+                self.stack = contextlib.ExitStack()
+                self.stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+                self.stack.callback(torch.backends.mha.set_fastpath_enabled, before)
 
     def __exit__(self, *_):
-        # Not as each found it: one that came later would leave the setting for good.
         with self.lock:
             self.inside -= 1
             if not self.inside:
                 self.stack.close()
 
 
-@contextlib.contextmanager
-def _no_fast_path() -> Iterator[None]:
-    """Keep torch's attention from a fused form that has neither rule nor derivative."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+PLAIN_ATTENTION = _PlainAttention()
 
 
-_HERE = threading.local()  # `members`: whether this thread is in a pass with gradients
+def together(
+    call: Callable, rows: dict, tensors: list, each: bool, chunk_size: int | None
+) -> Tensor:
+    """Return the logits of all members by vmap; `each`: inputs have their axis."""
+    dims = 0, 0 if each else None
+    run = vmap(call, dims, randomness="different", chunk_size=chunk_size)
+    with PLAIN_ATTENTION:
+        return run(rows, tensors)
 
 
-@contextlib.contextmanager
-def _no_checkpoints() -> Iterator[None]:
-    """Refuse gradient checkpointing inside the network.
-
-    It computes a part of the network again when gradients are taken, and by then the
-    network holds no member's weights: the gradients would be wrong in silence.
-    """
-
-    def guarded(run):
-        def call(*args, **named):
-            if getattr(_HERE, "members", False):
-                raise ValueError(
-                    "gradient checkpointing inside the network would compute it again "
-                    "with other weights than the member's: switch it off in the "
-                    "network, and set chunk_size or train fewer members at once to "
-                    "save memory"
-                )
-            return run(*args, **named)
-
-        return call
-
-    generator = checkpoint._checkpoint_without_reentrant_generator
-    function = checkpoint.CheckpointFunction
-    checkpoint._checkpoint_without_reentrant_generator = guarded(generator)
-    guard: Any = type("Guarded", (), {"apply": staticmethod(guarded(function.apply))})
-    checkpoint.CheckpointFunction = guard
-    try:
-        yield
-    finally:
-        checkpoint._checkpoint_without_reentrant_generator = generator
-        checkpoint.CheckpointFunction = function
+def in_turn(
+    call: Callable, rows: dict, tensors: list, each: bool, members: int
+) -> Tensor:
+    """Return the logits of one member after the other."""
+    # By unbind: the gradients of `t[m]` would be as large as t, for each member.
+    apart = {key: t.unbind() for key, t in rows.items()}
+    logits = []
+    for m in range(members):
+        row = {key: t[m] for key, t in apart.items()}
+        logits.append(call(row, [t[m] if each else t for t in tensors]))
+    return torch.stack(logits)
 
 
-@contextlib.contextmanager
-def _pass_of_members() -> Iterator[None]:
-    before = getattr(_HERE, "members", False)
-    _HERE.members = torch.is_grad_enabled()
-    try:
-        with _FAST_PATH, _CHECKPOINTS:
-            yield
-    finally:
-        _HERE.members = before
+_PASS = threading.local()  # `learns`: whether this thread is in a pass with gradients
+_APPLY = checkpoint.CheckpointFunction.apply
 
 
-_FAST_PATH = _Meanwhile(_no_fast_path)
-_CHECKPOINTS = _Meanwhile(_no_checkpoints)
-# The mathematical form of attention has a batching rule everywhere.
-_MATH = _Meanwhile(lambda: sdpa_kernel(SDPBackend.MATH))
+def _apply(*args):
+    """Refuse torch's reentrant checkpoints in a pass of members."""
+    if getattr(_PASS, "learns", False):
+        raise RuntimeError(CHECKPOINTS)
+    return _APPLY(*args)
+
+
+checkpoint.CheckpointFunction.apply = staticmethod(_apply)  # type: ignore
 
 
 @contextlib.contextmanager
 def alone(network: nn.Module) -> Iterator[None]:
-    """Keep other threads from a network, which a pass changes meanwhile."""
-    lock = _LOCKS.setdefault(network, threading.RLock())
-    with lock, _pass_of_members():
-        yield
+    """Keep other threads from a network, which a pass changes meanwhile.
+
+    Gradient checkpointing inside it would compute a part of it again when gradients are
+    taken, and by then the network holds no member's weights: it is refused.
+    """
+    before = getattr(_PASS, "learns", False)
+    _PASS.learns = torch.is_grad_enabled()
+    guard: Any = contextlib.nullcontext()
+    if _PASS.learns:
+        guard = torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS)
+    try:
+        with _LOCKS.setdefault(network, threading.RLock()), guard:
+            yield
+    finally:
+        _PASS.learns = before
 
 
 def refusal(error: Exception) -> str:
@@ -274,11 +243,9 @@ def refusal(error: Exception) -> str:
 
 def unwrapped(network: Any) -> Any:
     """Return the network inside torch.compile's and DataParallel's wrappers."""
-    for wrapped in ("_orig_mod", "module"):
-        parallel = nn.DataParallel, nn.parallel.DistributedDataParallel
-        if wrapped == "_orig_mod" or isinstance(network, parallel):
-            network = getattr(network, wrapped, network)
-    return network
+    network = getattr(network, "_orig_mod", network)
+    parallel = nn.DataParallel | nn.parallel.DistributedDataParallel
+    return network.module if isinstance(network, parallel) else network
 
 
 def frozen_copy(network: Any) -> Any:

@@ -93,21 +93,14 @@ def sites(network: nn.Module) -> list[Site]:
         embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
         if embedding or name.startswith(units):
             continue
-        if isinstance(module, UNITS):
+        unit = isinstance(module, UNITS)
+        if unit:
             units += (f"{name}." if name else "",)
-            parameters = module.named_parameters()
-            names = [n for n, p in parameters if p.ndim == 2 and "weight" in n]
-        else:
-            parameters = module.named_parameters(recurse=False)
-            names = [
-                n
-                for n, p in parameters
-                if p.ndim == 2 or (p.ndim > 2 and n == "weight")
-            ]
-        found = [Site(name, parameter, module) for parameter in names]
-        for site in found:
-            if site.weight.numel():  # 0 where heads were cut out
-                weights.setdefault(site.weight, site)
+        for key, p in module.named_parameters(recurse=unit):
+            matrix = p.ndim == 2 and ("weight" in key or not unit)
+            kernel = p.ndim > 2 and key == "weight"
+            if p.numel() and (matrix or kernel):  # 0 where heads were cut out
+                weights.setdefault(p, Site(name, key, module))
     return list(weights.values())
 
 
@@ -118,7 +111,7 @@ def weights_of(network: nn.Module) -> dict[str, str]:
 
 
 def check_backbone(backbone: nn.Module, members: Members) -> range:
-    """Return the members' numbers; raise for what is no backbone."""
+    """Return the members' numbers; raise TypeError unless `backbone` is a network."""
     one_network(backbone, "an implicit ensemble")
     return member_range(members)
 
@@ -170,7 +163,7 @@ def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-def _build(module: Any):
+def _build(module):
     """Make plain parameters of a module's parametrized tensors, in place.
 
     torch's own remove_parametrizations changes the class, which the module that this
@@ -184,17 +177,30 @@ def _build(module: Any):
         module.register_parameter(name, nn.Parameter(value))
 
 
-def named(candidates: Sequence[Site], target: Target, called: str) -> list[Site]:
-    """Return the sites whose names match a target; ValueError if there are none."""
-    pattern = pattern_of(target)
-    matching = [site for site in candidates if re.search(pattern, site.name)]
-    if not matching:
+def choose(
+    candidates: Sequence[Site], target: Target | None, everywhere: bool = False
+) -> list[Site]:
+    """Return the weights that a target names; ValueError if there are none.
+
+    Without a target they are the attention's or, `everywhere` or in a network without
+    attention, all.
+    """
+    if target is not None:
+        pattern = pattern_of(target)
+        chosen = [site for site in candidates if re.search(pattern, site.name)]
+    else:
+        chosen = [site for site in candidates if site.usual]
+        if any(site.attention for site in candidates):
+            matrix = [everywhere and site.weight.ndim == 2 for site in chosen]
+            pairs = zip(chosen, matrix, strict=True)
+            chosen = [site for site, taken in pairs if taken or site.attention]
+    if not chosen:
         names = ", ".join(site.name for site in candidates) or "none"
         raise ValueError(
-            f"target {target!r} matches no {called} before the classifier; "
-            f"there are {names}"
+            f"target {target!r} matches no layer before the classifier; there are "
+            f"{names}"
         )
-    return matching
+    return chosen
 
 
 def implicit(
@@ -208,7 +214,6 @@ def implicit(
     seed: int = 0,
     find: Callable[[nn.Module], list[Site]] = sites,
     everywhere: bool = False,
-    called: str = "linear layer or convolution",
     classifier_std: float | None = None,
     train_backbone: bool = False,
 ) -> Ensemble:
@@ -227,8 +232,6 @@ def implicit(
     everywhere : bool
         Whether, without a target, all matrices are taken and not those of the
         attention alone.
-    called : str
-        What is changed, in messages.
     classifier_std : float, optional
         Deviation of fresh classifiers; None for torch's uniform numbers.
 
@@ -257,9 +260,10 @@ def implicit(
     ids = check_backbone(backbone, members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
-    chosen, head = _chosen(network, classifier, find, target, everywhere, called)
+    head = models.classifier(network, classifier)
+    candidates = [site for site in find(network) if head and site.holder != head]
     generators = member_generators(seed, ids, "adapter")
-    sees = _seen(chosen, make, generators)
+    sees = _seen(choose(candidates, target, everywhere), make, generators)
     # A module of its own, also where its weight is tied to another's.
     last = network.get_submodule(head)
     if classifiers == "independent":
@@ -273,7 +277,7 @@ def implicit(
     return Ensemble(network, ids, sees).with_recipe({"method": "own"} | how)
 
 
-def _seen(chosen, make: Make, generators) -> Sees:
+def _seen(chosen, make, generators):
     """Return what members see of the chosen weights."""
     sees: Sees = {}
     for site in chosen:
@@ -283,30 +287,6 @@ def _seen(chosen, make: Make, generators) -> Sees:
             for name, module in parts.items():
                 sees.setdefault(site.of(name), []).append(module)
     return sees
-
-
-def _chosen(network, given: str | None, find, target, everywhere: bool, called: str):
-    """Return the weights that are to be the members' own, and the classifier's name."""
-    head = models.classifier(network, given)
-    candidates = [site for site in find(network) if site.holder != head]
-    if target is None:
-        chosen = _usual(candidates, everywhere)
-    else:
-        chosen = named(candidates, target, called)
-    if not chosen or not head:
-        raise ValueError(
-            f"{type(network).__name__} has no {called} before its classifier "
-            f"{head!r}, which is the last linear layer"
-        )
-    return chosen, head
-
-
-def _usual(candidates, everywhere: bool):
-    """Return the weights that are taken without a target: the attention's, or all."""
-    usual = [site for site in candidates if site.usual]
-    if not any(site.attention for site in candidates):
-        return usual
-    return [s for s in usual if s.attention or (everywhere and s.weight.ndim == 2)]
 
 
 def normal(like: Tensor, shape: Sequence[int], std: float, generator) -> Tensor:
@@ -322,13 +302,13 @@ def held_like(w: Tensor) -> Tensor:
     return w.new_empty(0, dtype=torch.promote_types(w.dtype, torch.float32))
 
 
-def own_statistics(module: nn.Module, members: int, before: str = "") -> Sees:
+def own_statistics(module: nn.Module, members: int) -> Sees:
     """Return the running statistics of norms, once for every member."""
-    sees = {}
-    for name, buffer in module.named_buffers(before.rstrip(".")):
-        if name.rpartition(".")[2] in STATISTICS:
-            sees[name] = [Own(buffer.clone(), trained=False) for _ in range(members)]
-    return sees
+    return {
+        name: [Own(buffer.clone(), trained=False) for _ in range(members)]
+        for name, buffer in module.named_buffers()
+        if name.rpartition(".")[2] in STATISTICS
+    }
 
 
 def fresh_classifiers(
@@ -345,9 +325,7 @@ def fresh_classifiers(
     def drawn(p, generator):
         if std is None:
             return torch.empty(p.shape).uniform_(-bound, bound, generator=generator)
-        if p.ndim == 1:
-            return torch.zeros(p.shape)
-        return std * torch.randn(p.shape, generator=generator)
+        return (p.ndim > 1) * std * torch.randn(p.shape, generator=generator)
 
     sees = {}
     for name, p in last.named_parameters():

@@ -1,47 +1,56 @@
 """Laplace: Gaussians around trained weights, of a LoRA network or of CLIP's towers."""
 
 import copy
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import jvp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uqlab.core.checks import (
-    ArrayLike,
     InputsLike,
     as_inputs,
     as_tensor,
     one_of,
     positive,
-    representable,
 )
-from uqlab.core.modules import Inputs, batches, call, evaluating, hooked, logits_of
+from uqlab.core.modules import (
+    Inputs,
+    batches,
+    call,
+    classifier_of,
+    evaluating,
+    given_for_logits,
+    hooked,
+    logits_of,
+    trainable,
+)
 from uqlab.ensembles.base import Ensemble, Members, member_generators, member_range
+from uqlab.ensembles.functional import PLAIN_ATTENTION, Own
+from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.ensembles.lora import LowRank
 
 Outputs = Literal["classes", "binary", "multilabel", "gaussian"] | None
+VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)  # tried for the prior
 
 
 class Curvature(NamedTuple):
     """The generalised Gauss-Newton matrix of the summed loss by one weight [out, in].
 
     It is outputs (x) inputs: `outputs` [out, out] sums over inputs, places and classes
-    the outer products of what reaches the output, or is [out], the diagonal of that;
-    `inputs` [in, in] is the mean over inputs and places of those of what enters.
+    the outer products of what reaches the output; `inputs` [in, in] is the mean over
+    inputs and places of those of what enters.
     """
 
     outputs: Tensor
     inputs: Tensor
 
-    def spectrum(self) -> tuple[Tensor, Any, Any]:
-        """Return the eigenvalues [out, in] and both's vectors; a diagonal has None."""
-        (large, u), (small, v) = (
-            torch.linalg.eigh(m) if m.ndim == 2 else (m, None) for m in self
-        )
+    def spectrum(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the eigenvalues [out, in] and both factors' eigenvectors."""
+        (large, u), (small, v) = map(torch.linalg.eigh, self)
         return torch.outer(large.clamp(min=0), small.clamp(min=0)), u, v
 
     def draw(self, prior_precision: float, generator: torch.Generator) -> Tensor:
@@ -59,11 +68,10 @@ class Curvature(NamedTuple):
         deviation = (eigenvalues + prior_precision).rsqrt()
         like = deviation.cpu()
         noise = [torch.empty_like(like).normal_(generator=g) for g in generators]
-        drawn = torch.stack(noise).to(v) * deviation
-        return (drawn if u is None else u @ drawn) @ v.mT
+        return u @ (torch.stack(noise).to(v) * deviation) @ v.mT
 
 
-class LinearisedEnsemble(Ensemble):
+class _LinearisedEnsemble(Ensemble):
     """Members f(x) + J (w_m - w): one network, linear in what members add to it.
 
     `center` is that network, an ensemble of one; J is the Jacobian of its logits by
@@ -76,16 +84,15 @@ class LinearisedEnsemble(Ensemble):
         """Return the logits of one member."""
         mean = {key: t[0] for key, t in self.center.rows().items()}
         step = {key: row[key] - t for key, t in mean.items()}
-        with sdpa_kernel(SDPBackend.MATH):  # which has a forward derivative
+        with PLAIN_ATTENTION:  # which has a forward derivative
             return torch.add(*jvp(lambda held: call(held, tensors), (mean,), (step,)))
 
     def member(self, index):
         """Return one member as a module; its weights alone are no network."""
-        self._check_index(index)
-        return First(self.shard(slice(index, index + 1)))
+        return _Member(self.shard(slice(index, index + 1)))
 
 
-class First(nn.Module):
+class _Member(nn.Module):
     """The first member of an ensemble: inputs [batch, ...] -> logits [batch, ...]."""
 
     def __init__(self, ensemble: Ensemble):
@@ -104,8 +111,6 @@ def laplace_lora(
     *,
     linearised: bool = True,
     prior_variance: float = 1e-3,
-    outputs: Outputs = None,
-    noise_variance: float | None = None,
     batch_size: int = 64,
     seed: int = 0,
 ) -> Ensemble:
@@ -118,7 +123,7 @@ def laplace_lora(
     inputs : tensor, array or tensors by name
         Those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix
         needs no labels.
-    members : int, str or range
+    members : int or range
         As in `lora`. Member m depends on (seed, m) and `trained` alone.
     linearised : bool
         Whether the network is linear in A and B around the trained ones, as in Yang et
@@ -126,8 +131,6 @@ def laplace_lora(
         as they are; for a wide posterior its accuracy falls.
     prior_variance : float
         Of each number in A and B; Muhlematter et al. 2024 (appendix W) take 0.001.
-    outputs, noise_variance
-        As in `laplace`.
     batch_size : int
         Inputs in a pass.
 
@@ -154,15 +157,15 @@ def laplace_lora(
     ----------
     Yang et al., "Bayesian low-rank adaptation for large language models", 2024.
     """
-    recipe, count = (getattr(trained, name, None) for name in ("recipe", "members"))
-    if (recipe or {}).get("method") != "lora" or count != 1:
+    recipe = getattr(trained, "recipe", {})
+    if recipe.get("method") != "lora" or trained.members != 1:
         raise ValueError(
             "laplace_lora takes one trained network that `lora` made, "
-            f"lora(backbone, 1), got {type(trained).__name__} of {count} members"
+            f"lora(backbone, 1), got {type(trained).__name__} {recipe}"
         )
     positive("prior_variance", prior_variance)
     ids = member_range(members)
-    pairs = curvatures(trained, inputs, batch_size, outputs, noise_variance)
+    pairs = curvatures(trained, inputs, batch_size)
     ensemble = copies(trained, ids, linearised)
     for number, (name, pair) in enumerate(pairs.items()):
         generators = member_generators(seed, ids, "laplace", number)
@@ -175,14 +178,9 @@ def laplace_lora(
 def copies(trained: Any, ids: range, linearised: bool) -> Any:
     """Return an ensemble whose members all start as the one that was trained."""
     center = copy.deepcopy(trained).requires_grad_(False)
-    sees: dict[str, list[nn.Module]] = {}
-    for name, part in trained.seen.items():
-        one = copy.deepcopy(part.kind)
-        for key, t in part.stacked().items():
-            one.get_parameter(key).data = t.detach()[0].clone()
-        sees[name] = [one for _ in ids]
-    kind = LinearisedEnsemble if linearised else Ensemble
-    made: Any = kind(center.network, ids, sees)
+    alike = {name: [part.one(0)] * len(ids) for name, part in trained.seen.items()}
+    kind = _LinearisedEnsemble if linearised else Ensemble
+    made: Any = kind(center.network, ids, alike)
     made.borrowed = trained.borrowed
     if not linearised:
         return made.with_recipe(trained.recipe)
@@ -191,35 +189,26 @@ def copies(trained: Any, ids: range, linearised: bool) -> Any:
 
 
 def curvatures(
-    trained: Any, inputs: InputsLike, batch_size: int = 64, *likelihood: Any
+    trained: Any, inputs: InputsLike, batch_size: int = 64
 ) -> dict[str, tuple[Curvature, Curvature]]:
     """Return the curvatures of A and of B, in float64, by the name of the weight.
-
-    `likelihood` is the outputs and the noise variance of `laplace`.
 
     What enters B is A of what enters the layer, and slopes go back to A through B.
     """
     network = trained.member(0).requires_grad_()
-    low = {n: p.kind for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
+    low = {n: p.one(0) for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
     layers = {n: network.get_submodule(n.rpartition(".")[0]) for n in low}
-    whole = sums(
-        network,
-        inputs,
-        batch_size,
-        lambda x: _seen_and_back(network, layers, x, likelihood),
-    )
+    look = functools.partial(_seen_and_back, network, layers)
     pairs = {}
-    for name, (outputs, inner) in whole.items():
+    for name, whole in _sums(network, inputs, batch_size, look).items():
         kind = low[name]
-        down, up = (kind.scale * t.data[0].double() for t in (kind.lora_A, kind.lora_B))
-        of_a = Curvature(up.mT @ outputs @ up, inner)
-        pairs[name] = of_a, Curvature(outputs, down @ inner @ down.mT)
+        down, up = (kind.scale * t.data.double() for t in (kind.lora_A, kind.lora_B))
+        of_a = Curvature(up.mT @ whole.outputs @ up, whole.inputs)
+        pairs[name] = of_a, Curvature(whole.outputs, down @ whole.inputs @ down.mT)
     return pairs
 
 
-def sums(
-    network: nn.Module, inputs: Any, batch_size: int, look: Callable[[Inputs], Any]
-) -> dict[str, Curvature]:
+def _sums(network, inputs, batch_size, look):
     """Return the curvatures of layers by name, in float64.
 
     `look` returns, for a batch, the name of each, what enters it, by row or place, and
@@ -237,7 +226,7 @@ def sums(
 
 
 @torch.enable_grad()
-def _seen_and_back(network, layers, x, likelihood):
+def _seen_and_back(network, layers, x):
     """Yield what enters each layer, by place, and the curvature by its outputs."""
     calls = {}
 
@@ -256,7 +245,7 @@ def _seen_and_back(network, layers, x, likelihood):
     outputs = [calls[layer][1] for layer in layers.values()]
     slopes = [
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
-        for root in square_root(logits, *likelihood)
+        for root in _roots(logits.detach())
     ]
     for (name, layer), *of_classes in zip(layers.items(), *slopes, strict=True):
         seen, back = _rows(layer, calls[layer][0], torch.stack(of_classes))
@@ -266,7 +255,7 @@ def _seen_and_back(network, layers, x, likelihood):
 
 @torch.no_grad()
 def projection_curvature(
-    h: ArrayLike, weight: ArrayLike, others: ArrayLike, scale: float | Tensor
+    h: Tensor, weight: Tensor, others: Tensor, scale: float | Tensor
 ) -> Curvature:
     """Return the curvature of the last matrix of one of CLIP's towers.
 
@@ -286,9 +275,6 @@ def projection_curvature(
     ----------
     Baumann et al., "Post-hoc probabilistic vision-language models" (BayesVLM), 2024.
     """
-    h = as_tensor("h", h, "samples width")
-    weight = as_tensor("weight", weight, "features width")
-    others = as_tensor("others", others, "classes features")
     z = h @ weight.T
     u, length = F.normalize(z), z.norm(dim=1)[:, None, None]
     p = (scale * u @ others.T).softmax(1)[..., None]
@@ -296,11 +282,10 @@ def projection_curvature(
     slopes = scale * (others - along) / length  # d logits / d z
     roots = (slopes - (p * slopes).sum(1, keepdim=True)) * p.sqrt()
     roots = roots.flatten(0, 1).double()
-    representable("curvatures", roots)
     return Curvature(roots.T @ roots, h.T.double() @ h.double() / len(h))
 
 
-def _rows(layer: Any, x: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(layer, x, back):
     """Return what each row, or place, is made from, and its slopes [classes, ...]."""
     if isinstance(layer, nn.Linear):
         return x, back
@@ -310,31 +295,167 @@ def _rows(layer: Any, x: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
     return patches.mT, back.movedim(2, -1)  # the channels last
 
 
-def square_root(logits: Tensor, *likelihood: Any) -> Tensor:
+def _roots(logits):
     """Return columns s_c [c, samples, outputs], whose s_c s_c^T sum to the curvature.
 
-    That of a softmax is diag(p) - p p^T.
+    Of a softmax it is diag(p) - p p^T, of a single sigmoid p (1 - p).
     """
-    each, p = each_curvature(logits.detach(), *likelihood)
-    if p is None:
-        return each.sqrt().diag_embed().movedim(1, 0)
+    if logits.shape[-1] == 1:
+        p = logits.sigmoid()
+        return (p * (1 - p)).sqrt()[None]
+    p = logits.softmax(-1)
     return (torch.eye(p.shape[-1]).to(p)[:, None] - p) * p.T.sqrt()[..., None]
 
 
-def each_curvature(
-    logits: Tensor, outputs: Outputs = None, noise_variance: Any = None
-) -> tuple[Tensor, Tensor | None]:
-    """Return the loss's curvature by each logit, and the probabilities of a softmax.
+def own_classifiers(network: nn.Module, members: Members, classifier: str) -> Ensemble:
+    """Give each member a copy of a network's classifier; all else is shared and frozen.
 
-    Both are [samples, outputs]. What is no softmax has None, and no curvature by two
-    logits.
+    Raises
+    ------
+    ValueError
+        For a network that is nothing but a classifier.
     """
+    ids = check_backbone(network, members)
+    network = plain(network)
+    if not classifier:
+        raise ValueError(
+            f"{type(network).__name__} has no layer before its classifier to share"
+        )
+    sees = {}
+    for name, p in network.get_submodule(classifier).named_parameters():
+        sees[f"{classifier}.{name}"] = [Own(p.detach().clone()) for _ in ids]
+    ensemble = Ensemble(network, ids, sees)
+    ensemble.shares_most = True
+    return ensemble.with_recipe({"method": "laplace", "classifier": classifier})
+
+
+def laplace(
+    network: nn.Module,
+    inputs: InputsLike,
+    members: Members,
+    *,
+    prior_variance: float | None = None,
+    outputs: Outputs = None,
+    noise_variance: float | None = None,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Ensemble:
+    """Draw members around a trained network, the classifier by a Kronecker posterior.
+
+    This is the last-layer Laplace approximation.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Any trained network whose logits are a linear layer's output, the classifier's.
+    inputs : tensor, array or tensors by name
+        Those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix
+        needs no labels.
+    members : int or range
+        As in `lora`. Member m depends on (seed, m) and `network` alone.
+    prior_variance : float, optional
+        Of each number in the classifier. None for the one with the largest marginal
+        likelihood among `VARIANCES`.
+    outputs : str, optional
+        What the logits are: "classes" of a softmax, "binary", one of a sigmoid,
+        "multilabel", several of sigmoids, or "gaussian", means. None: one is binary,
+        several are classes.
+    noise_variance : float, optional
+        Of "gaussian" targets around the means, in their unit squared.
+    batch_size : int
+        Inputs in a pass.
+
+    Returns
+    -------
+    Ensemble
+
+    Raises
+    ------
+    ValueError
+        For variances that are not positive, a noise variance that is missing or not
+        wanted, inputs that are not finite, a network that is nothing but a classifier,
+        and one whose logits are no layer's output.
+
+    Notes
+    -----
+    Weight and bias W have the precision G (x) S + I / prior_variance, with the
+    curvature G of the logits and the second moment S of the features and a one; of
+    tokens those that the logits are made of. For "gaussian" outputs this is exact: that
+    of Bayesian linear regression on the features.
+
+    References
+    ----------
+    MacKay, "A practical Bayesian framework for backpropagation networks", 1992.
+    Daxberger et al., "Laplace redux", 2021.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> laplace(network, torch.rand(20, 4), 5)(torch.rand(7, 4)).shape
+    torch.Size([5, 7, 3])
+    """
+    x = as_inputs(inputs)
+    name = classifier_of(network, x)
+    ensemble = own_classifiers(network, members, name)
+    own = sorted(trainable(ensemble), key=lambda p: -p.ndim)
+    parts = [p.data if p.ndim == 3 else p.data[..., None] for p in own]
+    mean = torch.cat([p[0] for p in parts], 1).double()
+    found = curvature(network, name, x, batch_size, outputs, noise_variance)
+    if prior_variance is None:
+        prior_variance = likeliest(mean, found)
+    positive("prior_variance", prior_variance)
+    generators = member_generators(seed, ensemble.member_ids, "laplace")
+    drawn = mean + found.draws(1 / prior_variance, generators)
+    sizes = [p.shape[-1] for p in parts]
+    for p, w in zip(parts, drawn.split(sizes, -1), strict=True):
+        p.copy_(w)
+    return ensemble.eval()
+
+
+def curvature(
+    network: nn.Module,
+    classifier: str,
+    inputs: Inputs,
+    batch_size: int = 64,
+    outputs: Outputs = None,
+    noise_variance: float | None = None,
+) -> Curvature:
+    """Return the curvature of a classifier's weight and bias, side by side."""
+    layer: Any = network.get_submodule(classifier)
+    ones = int(layer.bias is not None)
+
+    @torch.no_grad()
+    def look(batch):
+        z = logits_of(call(network, batch)).double()
+        h = given_for_logits(network, {classifier: layer}, batch)[classifier]
+        by_logits = _by_logits(z, outputs, noise_variance)
+        return [(classifier, F.pad(h, (0, ones), value=1.0), by_logits)]
+
+    return _sums(network, inputs, batch_size, look)[classifier]
+
+
+def _by_logits(z, outputs, noise_variance):
+    """Return the curvature by logits [outputs, outputs], summed over the samples."""
     one_of("outputs", outputs, (None, "classes", "binary", "multilabel", "gaussian"))
     if outputs == "gaussian":
         positive("noise_variance", noise_variance)
-        return torch.full_like(logits, 1 / noise_variance), None
+        return len(z) / noise_variance * torch.eye(z.shape[1]).to(z)
     if noise_variance is not None:
         raise ValueError('noise_variance goes with outputs="gaussian" alone')
-    softmax = logits.shape[-1] > 1 and outputs in (None, "classes")
-    p = logits.softmax(-1) if softmax else logits.sigmoid()
-    return p * (1 - p), p if softmax else None
+    if z.shape[1] > 1 and outputs in (None, "classes"):
+        p = z.softmax(-1)
+        return p.sum(0).diag() - p.mT @ p
+    p = z.sigmoid()
+    return (p * (1 - p)).sum(0).diag()
+
+
+def likeliest(mean: Tensor, found: Curvature) -> float:
+    """Return the prior variance v among VARIANCES with the largest evidence.
+
+    It is -(|mean|^2 / v + log det(I + v H)) / 2 by a Laplace approximation, up to a
+    constant, for a curvature H.
+    """
+    eigenvalues, *_ = found.spectrum()
+    widths = torch.stack([(v * eigenvalues).log1p().sum() for v in VARIANCES])
+    evidence = -(mean.square().sum() / VARIANCES.to(mean) + widths) / 2
+    return float(VARIANCES[evidence.argmax()])

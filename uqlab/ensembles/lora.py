@@ -1,7 +1,5 @@
 """LoRA-Ensemble: every member adds a matrix of low rank to frozen weights."""
 
-import warnings
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,7 +37,7 @@ class LowRank(nn.Module):
         return F.linear(x, w, bias) + (self.scale * low).to(x.dtype)
 
 
-def init_lora(w: Tensor, rank: int, gain: float, generator) -> tuple[Tensor, Tensor]:
+def _init_lora(w, rank, gain, generator):
     """Return A, xavier-uniform, and B, zero: members begin as the frozen layer."""
     kernel = torch.empty(rank, *w.shape[1:])
     nn.init.xavier_uniform_(kernel, gain, generator)
@@ -76,12 +74,11 @@ def lora(
         The pretrained network: any module in which a linear layer gives the classes.
         Its weights are shared, not copied, and never change; batch statistics are
         frozen too.
-    members : int, str or range
-        How many, or the numbers of a shard, "8:16"; see `concatenate`. Member m depends
-        on (seed, m) alone.
+    members : int or range
+        How many, or the numbers of a shard, `range(8, 16)`; see `concatenate`. Member m
+        depends on (seed, m) alone.
     rank : int
-        Of the added matrices. A weight that allows less gets what it allows, with a
-        warning.
+        Of the added matrices, capped at the weight's rank.
     target : str or sequence of str, optional
         A regular expression on the names of modules, or a list of how they end, as in
         PEFT; on names of parameters where a module holds several weights
@@ -134,19 +131,15 @@ def lora(
     """
     at_least("rank", rank)
     within("scale", scale, "(-inf, inf)")
-    cut: dict[str, int] = {}
 
     def make(site, generator):
         w = site.weight
-        most = min(w.flatten(1).shape)
-        if rank > most:
-            cut[site.name] = most
-        size = min(rank, most)
+        size = min(rank, *w.flatten(1).shape)
         if std is None:
-            return LowRank(*init_lora(w, size, gain, generator), scale)
+            return LowRank(*_init_lora(w, size, gain, generator), scale)
         return LowRank(*init_normal(w, size, std, generator), scale)
 
-    ensemble = implicit(
+    return implicit(
         backbone,
         members,
         make,
@@ -156,10 +149,3 @@ def lora(
         seed=seed,
         train_backbone=train_backbone,
     )
-    if cut:
-        warnings.warn(
-            f"rank {rank} is more than some weights allow, and cut to the largest "
-            f"possible: {', '.join(f'{name} {most}' for name, most in cut.items())}",
-            stacklevel=2,
-        )
-    return ensemble

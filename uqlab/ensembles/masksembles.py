@@ -8,7 +8,7 @@ from uqlab.ensembles.base import Ensemble, Members, member_generators
 from uqlab.ensembles.batch_ensemble import Scaled
 from uqlab.ensembles.implicit import (
     check_backbone,
-    named,
+    choose,
     own_statistics,
     plain,
     sites,
@@ -37,7 +37,7 @@ def masksembles(
     scale: float = 2.0,
     *,
     target: Target | None = None,
-    of: int | None = None,
+    total_members: int | None = None,
     seed: int = 0,
 ) -> Ensemble:
     """Make Masksembles: member m sees a fixed part of what follows each activation.
@@ -47,7 +47,7 @@ def masksembles(
     backbone : nn.Module
         Any network. All weights, the classifier's too, are trained by all members, so
         they are copied; batch statistics are the members' own.
-    members : int, str or range
+    members : int or range
         As in `lora`.
     scale : float
         S, at least 1. Any two members share 1 / S of their features on average. Each of
@@ -57,11 +57,11 @@ def masksembles(
         A regular expression on the names of layers whose inputs are masked. None for
         all but the first or, in a transformer, for the layers of the MLPs that narrow
         their inputs, because only those follow an activation.
-    of : int, optional
+    total_members : int, optional
         M, the members of the whole ensemble, which shards must give; None for as many
         as `members` counts.
     seed : int
-        The mask of member m depends on (seed, m, of) alone.
+        The mask of member m depends on (seed, m, total_members) alone.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def masksembles(
     """
     ids = check_backbone(backbone, members)
     within("scale", scale, "[1, inf)")
-    whole = max(ids) + 1 if of is None else at_least("of", of, max(ids) + 1)
+    whole = at_least("total_members", total_members or max(ids) + 1, max(ids) + 1)
     network = plain(backbone, trained=True)
     sees = own_statistics(network, len(ids))
     for number, site in enumerate(_masked(network, target)):
@@ -97,11 +97,10 @@ def _masked(network, target):
     usual = [site for site in sites(network) if site.usual]
     products = [site for site in usual if site.parameter == "weight" and site.holder]
     if target is not None:
-        return named(products, target, "layer")
+        return choose(products, target)
     masked = [site for site in products if site.holder != usual[0].holder]
     if any(site.attention for site in usual):
-        matrices = [site for site in masked[:-1] if site.weight.ndim == 2]
-        inside = [site for site in matrices if not site.attention]
+        inside = [s for s in masked[:-1] if s.weight.ndim == 2 and not s.attention]
         narrowing = [s for s in inside if s.weight.shape[1] > s.weight.shape[0]]
         masked = narrowing or inside or masked
     if not masked:
@@ -132,10 +131,9 @@ def masks(
         # few features may allow no exact share
         ones = min(features, wanted + attempt // 100)
         places = round(ones * scale) if ones < features else features
-        drawn = torch.zeros(members, places)
         generators = member_generators(seed, range(members), "masks", number, attempt)
-        for mask, generator in zip(drawn, generators, strict=True):
-            mask[torch.randperm(places, generator=generator)[:ones]] = 1
+        orders = [torch.randperm(places, generator=g)[:ones] for g in generators]
+        drawn = torch.zeros(members, places).scatter_(1, torch.stack(orders), 1.0)
         used = drawn[:, drawn.any(0)]
         if used.shape[1] == features:
             return used

@@ -85,7 +85,6 @@ class MIMOEnsemble(OneNetwork):
 
         The first layer's weights add up.
         """
-        self._check_index(index)
         network = frozen_copy(self.network)
         w = network.get_submodule(self.first).weight
         w.data = w.data.unflatten(1, (self.members, -1)).sum(1)
@@ -178,7 +177,7 @@ def mimo(
     return ensemble.train(backbone.training)
 
 
-def _ends(network, named: str | None):
+def _ends(network, named):
     """Return the names of the first layer and of the last, or raise ValueError."""
     head = models.classifier(network, named)
     for name, first in network.named_modules():

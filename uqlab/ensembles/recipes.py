@@ -9,7 +9,11 @@ METHODS: dict[str, Any] = {}  # what a folder may ask for
 
 
 def recorded(make: Method) -> Method:
-    """Let ensembles note how `make(network, ...)` was called."""
+    """Let ensembles note how `make(network, ...)` was called.
+
+    `from_pretrained` calls it again: decorate a method of your own to load its
+    ensembles by `from_pretrained(folder, network)`.
+    """
     method: Any = make
     signature = inspect.signature(method)
 
@@ -20,7 +24,9 @@ def recorded(make: Method) -> Method:
         call.apply_defaults()
         (_, network), *settings = call.arguments.items()
         ensemble.source = getattr(network, "source", {})
-        return ensemble.with_recipe({"method": method.__name__, **dict(settings)})
+        recipe = {"method": method.__name__, **dict(settings)}
+        recipe.pop("members", None)
+        return ensemble.with_recipe(recipe)
 
     METHODS[method.__name__] = made
     return made  # type: ignore

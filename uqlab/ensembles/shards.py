@@ -1,11 +1,11 @@
 """Shards of an ensemble, made and trained apart, and put together."""
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from uqlab.core.files import fingerprint
 from uqlab.ensembles.base import Ensemble, OneNetwork, SeparateEnsemble
@@ -15,7 +15,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     """Make one ensemble of shards that were made and perhaps trained apart.
 
     What is the members' own is copied.
-    `concatenate([deep(make, "0:4", seed), deep(make, "4:9", seed)])` is
+    `concatenate([deep(make, range(4), seed), deep(make, range(4, 9), seed)])` is
     `deep(make, 9, seed)`, before and after `fit`.
 
     Parameters
@@ -47,10 +47,8 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
             "whole"
         )
     if isinstance(first, SeparateEnsemble):
-        models: list[nn.Module] = []
-        for shard in ordered:
-            models += map(shard.member, range(shard.members))
-        whole = SeparateEnsemble(copy.deepcopy(models), members)
+        models = [model for shard in ordered for model in shard.network]
+        whole: Any = type(first)(copy.deepcopy(models), members)
     else:
         whole = copy.deepcopy(first)
         whole.member_ids = members
@@ -61,7 +59,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     return whole.with_recipe(first.recipe).train(first.training)
 
 
-def _in_order(shards: Sequence[Any]) -> tuple[list[Any], range]:
+def _in_order(shards):
     """Return the shards and their members in order, or raise."""
     for shard in shards:
         if not isinstance(shard, Ensemble) or isinstance(shard, OneNetwork):
@@ -69,22 +67,21 @@ def _in_order(shards: Sequence[Any]) -> tuple[list[Any], range]:
                 "concatenate takes shards of one ensemble whose members are apart, got "
                 f"{type(shard).__name__}"
             )
-    shards = sorted(shards, key=lambda shard: shard.member_ids.start)
-    ids = []
-    for shard in shards:
-        ids += shard.member_ids
+    ordered = sorted(shards, key=lambda shard: shard.member_ids.start)
+    ids = list(itertools.chain(*(shard.member_ids for shard in ordered)))
     members = range(ids[0], ids[-1] + 1)
     if ids != list(members):
         raise ValueError(
             f"shards must follow each other without gap or overlap, got members {ids}"
         )
-    return shards, members
+    return ordered, members
 
 
 def _described(shard):
     """Return what is equal for all shards of an ensemble."""
     own = {name: p.shape for name, p in shard.member(0).named_parameters()}
-    recipe = {**(shard.recipe or {}), "members": None}
     common = dict(shard.network.named_parameters())
+    if isinstance(shard, SeparateEnsemble):
+        common = {}
     read = {name: p for name, p in common.items() if name not in shard.replaced}
-    return type(shard), recipe, own, fingerprint(read)
+    return type(shard), shard.recipe, own, fingerprint(read)

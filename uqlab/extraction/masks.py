@@ -128,7 +128,7 @@ class MaskEnsemble(Ensemble):
 @recorded
 def masks(
     model: nn.Module,
-    members: int | str | range = 10,
+    members: int | range = 10,
     *,
     inputs: bool = True,
     std: float = 0.5,
@@ -146,7 +146,7 @@ def masks(
         Its last linear layer gives the classes, so its rows are never masked; the first
         call raises ValueError where another layer does.
     members
-        How many sub-models, or the numbers of a shard, "8:16".
+        How many sub-models, or the numbers of a shard, `range(8, 16)`.
     inputs
         Whether the columns of the first linear layer, its input features, are masked.
     std

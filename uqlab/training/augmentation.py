@@ -21,18 +21,14 @@ def crop_flip(
     flip
         Whether images are mirrored, each with probability one half.
     """
-    members, batch, _, height, width = x.shape
-    if len(generators) != members:
-        raise ValueError(f"{members} members need as many generators")
-    places = 2 * padding + 1
-    size = (2, batch)
-    corners = [torch.randint(places, size, generator=g) for g in generators]
-    down, right = torch.stack(corners, dim=1).to(x.device)  # [members, batch] each
-    draws = [torch.rand(batch, generator=g) for g in generators]
+    _, batch, _, height, width = x.shape
+    size = (2, batch, 1)
+    corners = [torch.randint(2 * padding + 1, size, generator=g) for g in generators]
+    down, right = torch.stack(corners, 1).to(x.device)  # [members, batch, 1] each
+    draws = [torch.rand(batch, 1, generator=g) for g in generators]
     mirrored = torch.stack(draws).to(x.device) < 0.5 * flip
-    # All crops of all images, as a view: [members, batch, channels, down, right, ...].
-    crops = F.pad(x, (padding,) * 4).unfold(3, height, 1).unfold(4, width, 1)
-    m = torch.arange(members, device=x.device)[:, None]
-    b = torch.arange(batch, device=x.device)
-    crops = crops[m, b, :, down, right]
-    return torch.where(mirrored.view(members, batch, 1, 1, 1), crops.flip(-1), crops)
+    rows = down + torch.arange(height, device=x.device)
+    columns = right + torch.arange(width, device=x.device)
+    columns = torch.where(mirrored, columns.flip(-1), columns)
+    cropped = F.pad(x, (padding,) * 4).take_along_dim(rows[:, :, None, :, None], 3)
+    return cropped.take_along_dim(columns[:, :, None, None], 4)

@@ -17,19 +17,11 @@ from uqlab.ensembles import GENERATOR, member_seed
 
 def as_given(model: Any, inputs: Any) -> Any:
     """Return inputs, checked, as a network takes them."""
-    x = inputs_alone(inputs)
-    if isinstance(x, Tensor) and x.dtype == torch.uint8:
-        raise ValueError(
-            "inputs are uint8; give images as floating point in [0, 1]: "
-            "inputs.float() / 255, of an array inputs / 255"
-        )
-    return like_parameters(model, map_tensors(Tensor.detach, x))
+    return like_parameters(model, map_tensors(Tensor.detach, inputs_alone(inputs)))
 
 
 class Tensors:
     """Samples in memory, on the ensemble's device."""
-
-    place = None
 
     def __init__(self, ensemble, inputs, labels):
         self.inputs, self.labels = as_given(ensemble, inputs), labels
@@ -68,9 +60,7 @@ class Loaded:
     read once for all members.
     """
 
-    def __init__(
-        self, ensemble, data, num_workers, *, seed, batch_size, drop_last, **_
-    ):
+    def __init__(self, ensemble, data, num_workers, seed, batch_size, drop_last):
         self.ensemble, self.seed, self.num_workers = ensemble, seed, num_workers
         self.data, self.samples, self.begun = data, None, None
         if has_rows(data):
@@ -83,37 +73,28 @@ class Loaded:
             few, _ = self.begun = self._begin(0, self.data)
         self.two = rows_of(as_given(ensemble, parted(few)[0]), slice(2))
         size = getattr(self.data, "batch_size", None)
-        self.about = {"data": [type(self.data), self.samples, size, len(self.place)]}
+        self.about = {"data": [type(self.data), self.samples, size]}
 
     def check(self, check: Callable) -> None:
         """Check the labels of every batch by what `targets` returned."""
         self.labels_of = check
 
-    @property
-    def _generators(self):
-        found = dict.fromkeys(_each(self.data, "generator"))
-        return [g for g in found if isinstance(g, torch.Generator)]
-
-    @property
-    def place(self) -> list[Tensor]:
-        """The states of the generators that a loader and its samplers have."""
-        return [g.get_state() for g in self._generators]
-
-    @place.setter
-    def place(self, states):
-        self.begun = None
-        for drawing, state in zip(self._generators, states, strict=True):
-            drawing.set_state(state)
-
     def _begin(self, epoch, batches):
         """Return an epoch's first batch, and the others.
 
-        What draws from torch, as a loader that shuffles, follows from (seed, epoch).
+        What is drawn for it, as by a loader that shuffles, follows from (seed, epoch).
         """
+        seed = member_seed(self.seed, 0, "order", epoch)
+        batch_sampler = getattr(batches, "batch_sampler", None)
+        parts = [batches, batch_sampler, getattr(batch_sampler, "sampler", None)]
+        parts += [getattr(batches, name, None) for name in ("sampler", "dataset")]
         with GENERATOR, torch.random.fork_rng([]):
-            for set_epoch in filter(callable, _each(batches, "set_epoch")):
-                set_epoch(epoch)  # of distributed samplers, of streams that shuffle
-            torch.manual_seed(member_seed(self.seed, 0, "order", epoch))
+            for part in parts:
+                if callable(getattr(part, "set_epoch", None)):
+                    part.set_epoch(epoch)  # of distributed samplers, of streams
+                if isinstance(getattr(part, "generator", None), torch.Generator):
+                    part.generator.manual_seed(seed)
+            torch.manual_seed(seed)
             others = iter(batches)
             for first in others:
                 return first, others
@@ -132,18 +113,10 @@ class Loaded:
         else:
             members = 1
         begun, self.begun = self.begun, None
-        first, others = begun or self._begin(number, batches)
+        first, others = begun if begun and not number else self._begin(number, batches)
         each = partial(torch.unflatten, dim=0, sizes=(members, -1))
         for batch in itertools.chain([first], others):
             inputs, labels = parted(batch)
             x = as_given(self.ensemble, inputs)
             y = self.labels_of(labels, count(x)).to(first_tensor(x).device)
             yield map_tensors(each, x), each(y)
-
-
-def _each(data, name):
-    """Return what a loader, its samplers and its data set have by a name."""
-    batches = getattr(data, "batch_sampler", None)
-    inside = [getattr(data, part, None) for part in ("sampler", "dataset")]
-    parts = [data, batches, getattr(batches, "sampler", None), *inside]
-    return [getattr(part, name, None) for part in parts]

@@ -3,9 +3,9 @@
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,28 +20,22 @@ from uqlab.core.checks import (
     one_of,
 )
 from uqlab.core.devices import arithmetic
-from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
 from uqlab.core.modules import (
     Counted,
     call,
     evaluating,
     map_tensors,
-    rows_of,
     trainable,
 )
 from uqlab.core.reading import opened
 from uqlab.ensembles import Ensemble, OneNetwork, member_generators
 from uqlab.training.batches import Loaded, Tensors
-from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
+from uqlab.training.checkpoints import Checkpoint
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
 from uqlab.training.steps import ChainStep, Step, make_step
 from uqlab.training.workers import Workers, draws_noise
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from pandas import DataFrame
 
 # inputs [members, batch, ...], one generator a member -> inputs
 Augment = Callable[[Any, list[torch.Generator]], Any]
@@ -72,17 +66,6 @@ class History:
             f"History({epochs} epochs of {members} members, {self.steps} steps in "
             f"{self.seconds:.1f} s, mean loss {first:.3g} to {last:.3g})"
         )
-
-    def frame(self) -> "DataFrame":
-        """Return the losses as a table: a row an epoch, a column a member."""
-        with extra("notebooks"):
-            import pandas
-        frame = pandas.DataFrame(self.loss.numpy()).rename_axis("epoch")
-        return frame.set_index(frame.index + 1)
-
-    def plot(self, *, ax: "Axes | None" = None) -> "Axes":
-        """Draw the members' losses by epoch, and return the Axes."""
-        return self.frame().plot(ax=ax, legend=False, ylabel="loss")
 
 
 @dataclass
@@ -150,8 +133,8 @@ def fit(
         Inputs [samples, ...], or such tensors by name, moved to the ensemble's device
         once; or (inputs, labels). A `Dataset`, also of Hugging Face, is sampled for
         all members' orders. What yields batches (a `DataLoader`, an `IterableDataset`)
-        is read once for all members, which see the same batches; it shuffles by `seed`
-        unless it has a generator of its own. Batches are (inputs, labels), or mappings
+        is read once for all members, which see the same batches; it shuffles by `seed`.
+        Batches are (inputs, labels), or mappings
         with "labels" or "label".
     labels
         What the loss takes, [samples, ...]. With tensors alone, which may also hold
@@ -170,8 +153,7 @@ def fit(
     scheduler
         None or "constant", "cosine" (to zero at the end) or "step" (a tenth at each of
         `milestones`), step by step; or a function of the optimiser that returns a
-        scheduler of torch, which moves once an epoch; `OneCycleLR` and `CyclicLR` once
-        a step.
+        scheduler of torch, which moves once an epoch.
     loss
         "cross_entropy" of classes [samples], and of pixels: outputs [samples, classes,
         height, width], labels [samples, height, width], -100 where there is none.
@@ -234,23 +216,19 @@ def fit(
     started = time.perf_counter()
     one_ensemble(ensemble, "fit")
     task = _task(**given)
-    task.check_last(ensemble)
-    saved = Checkpoint(resume, _follows(task, **given), callbacks)
+    follows = {k: v for k, v in given.items() if k not in UNTOLD} | task.data.about
+    follows["members"] = list(ensemble.member_ids)
+    if scheduler != "cosine":
+        del follows["epochs"]
+    saved = Checkpoint(resume, ensemble, follows, callbacks)
     losses, steps = _train(ensemble, task, saved, progress, callbacks)
     return History(losses, steps, time.perf_counter() - started)
 
 
-def _follows(task, ensemble, **given):
-    """Return what a training follows from, by name."""
-    if given["scheduler"] != "cosine":
-        given["epochs"] = "any number"
-    told = {k: described(v) for k, v in given.items() if k not in UNTOLD}
-    ids = list(ensemble.member_ids)
-    return {**task.data.about, **told, "members": ids, WEIGHTS: ensemble}
-
-
 # What no result depends on, and what is told otherwise.
-UNTOLD = "data", "labels", "callbacks", "num_workers", "progress", "resume"
+UNTOLD = (
+    "ensemble", "data", "labels", "callbacks", "num_workers", "progress", "resume",
+)  # fmt: skip
 
 
 def _task(ensemble, data, labels, loss, class_weights, num_workers, order, **given):
@@ -259,33 +237,19 @@ def _task(ensemble, data, labels, loss, class_weights, num_workers, order, **giv
     at_least("epochs", given["epochs"])
     at_least("batch_size", given["batch_size"])
     settings = Optimisation(**{k: given[k] for k in Optimisation.__match_args__})
-    source = opened(data, labels)
-    if isinstance(source, tuple):
-        source = Tensors(ensemble, *source)
+    opened_data = opened(data, labels)
+    if isinstance(opened_data, tuple):
+        source: Any = Tensors(ensemble, *opened_data)
     else:
-        source = Loaded(ensemble, source, num_workers, **given)
-    if source.samples:
-        given["batch_size"] = min(given["batch_size"], source.samples)
+        how = {k: given[k] for k in ("seed", "batch_size", "drop_last")}
+        source = Loaded(ensemble, opened_data, num_workers, **how)
     loss_of, check = targets(ensemble, source.two, loss, class_weights)
     source.check(check)
-    if any(p.is_inference() for p in ensemble.parameters()):
-        raise ValueError("ensemble was made in torch.inference_mode(): make it outside")
-    if not trainable(ensemble):
-        raise ValueError("nothing is trained: requires_grad is False everywhere")
+    if source.samples:
+        given["batch_size"] = min(given["batch_size"], source.samples)
     shared = order == "shared" or source.samples is None
     more = {k: given[k] for k in Task.__match_args__ if k in given}
     return Task(source, loss_of, settings, shared, **more)
-
-
-def _augmented(x: Any, labels: Tensor) -> Any:
-    """Return what `augment` returned; ValueError unless it has the same samples."""
-    shape = getattr(first_tensor(x) if isinstance(x, Mapping) else x, "shape", ())
-    if shape[:2] != labels.shape[:2]:
-        raise ValueError(
-            f"augment must return inputs {[*labels.shape[:2]]} [members, batch, ...], "
-            f"got {[*shape] or type(x)}"
-        )
-    return x
 
 
 @dataclass(frozen=True)
@@ -312,33 +276,14 @@ class Task:
         with contextlib.suppress(TypeError):
             return self.epochs * len(self.data.data)
 
-    def check_last(self, ensemble: Ensemble) -> None:
-        """Raise ValueError for a last batch of one sample if batch norm needs two."""
-        rest = (self.data.samples or 0) % self.batch_size * ensemble.repeats
-        if rest == 1 and not self.drop_last:
-            one = rows_of(self.data.two, slice(1))
-            with (
-                naming_one(),
-                torch.no_grad(),
-                evaluating(ensemble),
-                ensemble.unmoved(),
-            ):
-                ensemble.train()(one)
-
     def run(self, losses, epoch, rows: slice, shard: Ensemble, take_step: Step):
-        """Train a shard, the members `rows`, for an epoch; put down its losses.
-
-        `take_step` computes the losses of a batch and their gradients, and updates the
-        weights: by written out derivatives for members that are plain perceptrons
-        (ChainStep), and by autograd for all others.
-        """
+        """Train a shard, the members `rows`, for an epoch; put down its losses."""
         shard.train()
         take_step.start(self.seed, epoch)
         seen = 0
         for x, y in self.batches(epoch, shard):
             take_step.next(epoch, self.steps)
-            with naming_one():
-                losses[rows].add_(take_step(x, y), alpha=y.shape[1])
+            losses[rows].add_(take_step(x, y), alpha=y.shape[1])
             seen += y.shape[1]
         losses[rows].div_(seen)
         take_step.end_epoch(losses[rows])
@@ -373,62 +318,43 @@ class Task:
             if rows is not places:  # of MIMO, which repeats samples
                 x, y = map_tensors(lambda t, r=rows: t[0][r], x), y[0][rows]
                 drawing = own
-            yield _augmented(self.augment(x, drawing), y) if self.augment else x, y
+            yield self.augment(x, drawing) if self.augment else x, y
 
 
-@contextlib.contextmanager
-def naming_one():
-    """Say what to do where batch norm is given one sample."""
-    try:
-        yield
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise ValueError(
-            "the last batch is one sample, of which batch norm has no statistics; drop "
-            "it by drop_last=True, or take another batch_size"
-        ) from error
-
-
-def _train(ensemble: Ensemble, task: Task, saved: Checkpoint, progress, callbacks):
+def _train(ensemble, task, saved, progress, callbacks):
     """Run the epochs that `saved` lacks; return all losses, and the steps taken."""
-    workers = _workers(ensemble, task, saved.state.get("bounds"))
+    workers = _workers(ensemble, task, saved.bounds)
     losses = torch.zeros(task.epochs, ensemble.members, device=workers.device)
-    done = saved.restore(ensemble, workers, task.data, losses)
+    done = saved.restore(ensemble, workers, losses)
     before = workers.steps[0].done
-    bar = _bar(task.epochs, done, saved.state.get("ended"), not progress)
+    left = range(done, done if saved.ended else task.epochs)
+    bar = tqdm(left, "fit", task.epochs, False, disable=not progress, initial=done)
+    numbers = _numbers(task.precision, workers.device)
     # Whatever happens, the ensemble is in evaluation mode afterwards.
-    with evaluating(ensemble), bar, workers, _numbers(task, workers.device):
+    with evaluating(ensemble), saved.kept(ensemble), bar, workers, numbers:
         for epoch in bar:
             workers.run(functools.partial(task.run, losses[epoch], epoch))
-            state = State(epoch + 1, losses[epoch].cpu(), ensemble.eval())
+            done = epoch + 1
+            state = State(done, losses[epoch].cpu(), ensemble.eval())
             _check_finite(state)
             for callback in callbacks:
                 callback(state)
-            done = epoch + 1
-            saved.write(ensemble, workers, task.data, losses[:done], state.stopped)
-            bar.set_postfix_str(f"loss {state.losses.mean():.3f}", refresh=False)
+            saved.write(ensemble, workers, losses[:done], state.stopped)
             if state.stopped:
                 break
     ensemble.eval().zero_grad()
     return losses[:done].cpu(), workers.steps[0].done - before
 
 
-def _bar(epochs, done, ended, disable):
-    """Return the epochs that are left, which show how far they are."""
-    left = range(done, done if ended else epochs)
-    return tqdm(left, "fit", epochs, False, disable=disable, initial=done)
-
-
 @contextlib.contextmanager
-def _numbers(task: Task, device):
-    """Compute in the precision of a task; torch's generators are as before then."""
+def _numbers(precision, device):
+    """Compute in a precision; torch's generators are as before then."""
     generators = torch.random.fork_rng([device] * (device.type == "cuda"))
-    with arithmetic(task.precision, device), generators:
+    with arithmetic(precision, device), generators:
         yield
 
 
-def _workers(ensemble: Ensemble, task: Task, bounds) -> Workers:
+def _workers(ensemble, task, bounds):
     """Return shards of the ensemble, each with its step, sized by the work of a step.
 
     It is counted on two samples of the first member, without gradients.
@@ -460,7 +386,7 @@ def _workers(ensemble: Ensemble, task: Task, bounds) -> Workers:
     return Workers(ensemble, multiply_adds, apart, make, bounds)
 
 
-def _check_finite(state: State):
+def _check_finite(state):
     """Refuse an epoch whose losses, or the weights after it, are not finite."""
     bad = (~state.losses.isfinite()).nonzero().flatten().tolist()
     if bad or not all(map(all_finite, trainable(state.ensemble))):

@@ -143,7 +143,7 @@ def targets(
     if class_weights is not None and loss != "cross_entropy":
         raise ValueError(f'class_weights need loss="cross_entropy", got loss={loss!r}')
     if callable(loss):
-        return _own(loss), _as_many
+        return functools.partial(_of_members, loss), _as_many
     one_of("loss", loss, ("cross_entropy", *OF_VALUES))
     with torch.no_grad(), evaluating(ensemble):
         outputs = ensemble(rows_of(two, slice(1)))[0]  # of one network for one sample
@@ -161,19 +161,8 @@ def targets(
     check = functools.partial(as_labels, classes=classes, places=places)
     if class_weights is None:
         return cross_entropy, check
-    weights = _weights(class_weights, classes).to(outputs)
+    weights = as_tensor("class_weights", class_weights, "classes").to(outputs)
     return functools.partial(cross_entropy, class_weights=weights), check
-
-
-def _own(loss):
-    """Return a user's loss, which checks what it returns."""
-    if str(getattr(loss, "__module__", "")).startswith("torch.nn."):
-        raise TypeError(
-            f"loss must be a name, {', '.join(OF_VALUES)} or cross_entropy, or be of "
-            "all members; of a loss of torch, for one network, take lambda outputs, "
-            "labels: torch.stack([*map(loss, outputs, labels)])"
-        )
-    return functools.partial(_of_members, loss)
 
 
 def _as_many(labels, samples):
@@ -189,10 +178,11 @@ def _as_many(labels, samples):
 def _of_members(loss, outputs, labels):
     """Return what a user's own loss returns; a mean over members is refused."""
     values = loss(outputs, labels)
-    if not isinstance(values, Tensor) or values.shape != outputs.shape[:1]:
-        got = list(values.shape) if isinstance(values, Tensor) else type(values)
+    if values.shape != outputs.shape[:1]:
         raise ValueError(
-            f"loss must return one value a member, [{len(outputs)}], got {got}"
+            f"loss must return one value a member, [{len(outputs)}], got "
+            f"{list(values.shape)}; of a loss of torch, for one network, take lambda "
+            "outputs, labels: torch.stack([*map(loss, outputs, labels)])"
         )
     return values
 
@@ -211,24 +201,11 @@ def _values(loss, outputs, labels, samples):
     """Return targets that are no classes, checked."""
     y = _as_many(labels, samples)
     finite("labels", y)
-    kind, fits = "floating targets", y.is_floating_point()
-    if loss == "binary_cross_entropy":
-        kind, fits = "labels from 0 to 1", bool(((y >= 0) & (y <= 1)).all())
-    if not fits or y[0].numel() != outputs.numel():
+    outside = loss == "binary_cross_entropy" and bool(((y < 0) | (y > 1)).any())
+    if outside or y[0].numel() != outputs.numel():
+        kind = "labels from 0 to 1" if outside else "labels"
         raise ValueError(
             f'loss="{loss}" needs {kind}, {list(outputs.shape[1:])} a sample, '
             f"got {list(y.shape)} {y.dtype}"
         )
     return y.to(outputs.dtype)
-
-
-def _weights(class_weights, classes):
-    """Return the classes' weights, checked."""
-    weights = as_tensor("class_weights", class_weights, "classes")
-    bad = len(weights) != classes or bool((weights < 0).any())
-    if bad or not weights.sum() > 0:
-        raise ValueError(
-            f"class_weights must be [{classes}], not negative and not all zero, "
-            f"got {weights.tolist()}"
-        )
-    return weights

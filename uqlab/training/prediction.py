@@ -1,6 +1,5 @@
 """Prediction: what all members say of all inputs, batch by batch."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +58,7 @@ def predict(
     at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
     held = isinstance(opened(data), tuple)
-    join = functools.partial(torch.cat, dim=0 if reduce else 1)
+    axis = 0 if reduce else 1
     kept: list = []
     bar = tqdm(desc="predict", unit="input", disable=not progress, leave=False)
     with bar, evaluating(ensemble), arithmetic(precision, where):
@@ -67,10 +66,9 @@ def predict(
             x = inputs_alone(inputs)
             bar.total = count(x) if held else None
             for z in _answers(ensemble, x, batch_size):
-                of = functools.partial(_of_rows, z.shape[1])
-                kept.append(tree_map(of, reduce(z)) if reduce else z.cpu())
+                kept.append(tree_map(Tensor.cpu, reduce(z) if reduce else z))
                 bar.update(z.shape[1])
-    return tree_map(lambda *parts: join(parts), *kept)
+    return tree_map(lambda *parts: torch.cat(parts, axis), *kept)
 
 
 def _answers(ensemble, x, batch_size):
@@ -93,13 +91,3 @@ def _answers(ensemble, x, batch_size):
                 f"{[*z.shape[1:]]}; of a wrapped ensemble give the ensemble, .module"
             )
         yield z
-
-
-def _of_rows(rows, kept):
-    """Return on the CPU what is kept of so many inputs."""
-    if not isinstance(kept, Tensor) or kept.shape[:1] != (rows,):
-        got = [*kept.shape] if isinstance(kept, Tensor) else type(kept)
-        raise ValueError(
-            f"reduce must return tensors [samples, ...] = [{rows}, ...], got {got}"
-        )
-    return kept.cpu()

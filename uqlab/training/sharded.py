@@ -2,9 +2,7 @@
 
 import copy
 import itertools
-import pickle
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,8 @@ from torch.utils.data import DataLoader
 
 from uqlab.core.checks import ArrayLike, at_least
 from uqlab.core.files import StrPath
-from uqlab.ensembles import (
-    GENERATOR,
-    Ensemble,
-    concatenate,
-    from_pretrained,
-    member_range,
-)
+from uqlab.ensembles import GENERATOR, Ensemble, concatenate, member_range
+from uqlab.training.checkpoints import NAME, read
 from uqlab.training.loop import fit
 
 
@@ -28,7 +21,7 @@ def fit_sharded(
     data: Any,
     labels: ArrayLike | None = None,
     *,
-    members: int | str | range,
+    members: int | range,
     client: Any,
     shards: int,
     folder: StrPath,
@@ -48,7 +41,7 @@ def fit_sharded(
         function at the top of a module.
     data, labels
         As in `fit`. They are sent to each worker; of a `Dataset` of files the names.
-    members : int, str or range
+    members : int or range
         Of the whole ensemble.
     client
         Anything with `submit`: an executor of `concurrent.futures` or of submitit, a
@@ -68,86 +61,69 @@ def fit_sharded(
 
     Raises
     ------
-    TypeError
-        For a `make_ensemble` that cannot be sent to processes.
     ValueError
         For numbers below 1, an ensemble whose members train something together, and
         what `fit` refuses.
     """
     ids = member_range(members)
-    count = min(at_least("shards", shards), len(ids))
-    if isinstance(client, ProcessPoolExecutor):
-        _check_sent(make_ensemble)
-    parts = _parts(ids, count)
+    made = _shards(make_ensemble, ids, min(at_least("shards", shards), len(ids)))
     place = Path(folder).expanduser().absolute()  # workers stand elsewhere
-    places = [place / f"{part.start}-{part.stop}" for part in parts]
-    # All are made before one is trained: threads have torch's generator in common.
-    made = [_Shard(make_ensemble, part) for part in parts]
-    _check_apart([shard.ensemble for shard in made])
-    jobs = [
-        client.submit(_train, shard, number, where, _own(data), labels, settings)
-        for number, (shard, where) in enumerate(zip(made, places, strict=True))
-    ]
+    places = [place / f"{shard.part.start}-{shard.part.stop}" for shard in made]
+    jobs = []
+    for number, (shard, where) in enumerate(zip(made, places, strict=True)):
+        given = number, where, _own(data), labels, settings
+        jobs.append(client.submit(_train, shard, *given))
     for error in [job.exception() for job in jobs]:  # when all have ended
         if error:
             error.add_note(f"called again, fit_sharded goes on from {folder}")
             raise error
-    each = [shard.ensemble for shard in made]
-    return concatenate(list(map(from_pretrained, places, each)))
+    return concatenate(list(map(_read, made, places))).eval()
 
 
-def _parts(ids, count):
-    """Return the numbers in so many parts, as equal as can be."""
+def _shards(make_ensemble, ids, count):
+    """Return so many shards; ValueError if they could not be joined."""
     bounds = [i * len(ids) // count for i in range(count + 1)]
-    return [ids[low:high] for low, high in itertools.pairwise(bounds)]
+    parts = [ids[low:high] for low, high in itertools.pairwise(bounds)]
+    # All are made before one is trained: threads have torch's generator in common.
+    made = [_Shard(make_ensemble, part) for part in parts]
+    if made[0].ensemble.shared_parameters():
+        raise ValueError(
+            "members of shards must train nothing together; train the ensemble as a "
+            "whole by fit"
+        )
+    concatenate([shard.ensemble for shard in made])
+    return made
+
+
+def _read(shard, where):
+    """Return a shard's ensemble with the weights that its training left in a folder."""
+    shard.ensemble.cpu().load_state_dict(read(where / NAME)["weights"])
+    return shard.ensemble
+
+
+def _own(data):
+    """Return a loader that is read for itself, also in a thread."""
+    if isinstance(data, DataLoader):
+        data = copy.copy(data)
+        data._iterator = None  # of workers that persist
+    return data
 
 
 class _Shard:
     """Some members with a network object of their own; a process makes them anew."""
 
     def __init__(self, make_ensemble, part):
-        self.how = make_ensemble, part
+        self.make_ensemble, self.part = make_ensemble, part
         with GENERATOR:
             self.ensemble = copy.deepcopy(make_ensemble(part))
 
     def __reduce__(self):
-        return _Shard, self.how
+        return _Shard, (self.make_ensemble, self.part)
 
 
 def _train(shard, number, where, data, labels, settings):
-    """Train a shard, or go on with it, and leave it in its folder."""
-    ensemble, count = shard.ensemble, torch.cuda.device_count()
-    if count:
-        ensemble.to(f"cuda:{number % count}")
-    fit(ensemble, data, labels, resume=where, **{"progress": False, **settings})
-    ensemble.save_pretrained(where)
-    if count:
-        ensemble.cpu()
-
-
-def _check_apart(shards):
-    """Raise what joining them would raise once they are trained."""
-    concatenate(shards)
-    if shards[0].shared_parameters():
-        raise ValueError(
-            "members of shards must train nothing together; train the ensemble as a "
-            "whole by fit"
-        )
-
-
-def _own(data):
-    """Return a loader that draws for itself, also in a thread; its data are one."""
-    if not isinstance(data, DataLoader):
-        return data
-    running = data._iterator  # of workers that persist
-    return copy.deepcopy(data, {id(data.dataset): data.dataset, id(running): None})
-
-
-def _check_sent(make_ensemble):
-    try:
-        pickle.dumps(make_ensemble)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise TypeError(
-            "make_ensemble must be picklable for a pool of processes, such as a "
-            f"function at the top of a module: {error}"
-        ) from error
+    """Train a shard, or go on with it, and leave its state in a folder."""
+    if count := torch.cuda.device_count():
+        shard.ensemble.to(f"cuda:{number % count}")
+    settings = {"progress": False, **settings}
+    fit(shard.ensemble, data, labels, resume=where, **settings)

@@ -52,16 +52,17 @@ class Workers:
         self.device = next(ensemble.parameters()).device
         self.on_cpu = self.device.type == "cpu"
         apart = apart and members > 1
-        count = 1
-        if self.on_cpu and multiply_adds < devices.ONE_THREAD * (1 if apart else 5):
-            self.threads_each = 1
-        elif self.on_cpu and apart:
-            count = min(self.threads, members)
-            self.threads_each = self.threads // count
+        little = multiply_adds < devices.ONE_THREAD * (1 if apart else 5)
+        count = min(self.threads, members) if apart and not little else 1
+        if self.on_cpu:
+            self.threads_each = 1 if little else self.threads // count
+        else:
+            count = 1
         self.bounds = bounds or [round(i * members / count) for i in range(count + 1)]
         self.rows = [slice(*pair) for pair in itertools.pairwise(self.bounds)]
-        whole = len(self.rows) == 1
-        self.shards = [ensemble if whole else ensemble.shard(r) for r in self.rows]
+        self.shards = [ensemble]
+        if len(self.rows) > 1:
+            self.shards = [ensemble.shard(rows) for rows in self.rows]
         self.steps = [make(shard) for shard in self.shards]
         self.pool: futures.ThreadPoolExecutor | None = None
 
@@ -77,7 +78,7 @@ class Workers:
             self.pool.shutdown()
             torch.set_num_threads(self.threads)
 
-    def _start(self) -> None:
+    def _start(self):
         torch.set_num_threads(self.threads_each)
         # Long runs meet denormal numbers, which are 100 times slower.
         torch.set_flush_denormal(True)
