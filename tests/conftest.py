@@ -28,13 +28,13 @@ gc.disable()  # until the tests are collected
 
 # The longest first, so that no process is left with one of them at the end.
 LONGEST = [
-    "browser/", "notebooks/test_sst2", "notebooks/::07", "notebooks/::12", "notebooks/::09", "notebooks/::",
+    "browser/", "notebooks/test_brought", "notebooks/::07", "notebooks/::12", "notebooks/::09", "notebooks/::",
     "test_scoreboard", "models/test_pretrained", "notebooks/test_b", "properties/test_net",
     "runs/test_faults", "ensembles/test_export", "heads/test_fused", "extraction/test_extraction", "ensembles/test_implicit",
     "data/test_real_data", "models/test_embedded", "heads/test_circuits",
     "runs/test_sweeps", "test_packaging", "test_methods", "test_guides", "runs/test_commands", "",
 ]  # fmt: skip
-PAGES = ("notebooks/test_lessons.py", "notebooks/test_texts.py")
+PAGES = ("notebooks/test_lessons.py",)
 SLOW = (
     *("runs/test_faults", "runs/test_killed", "test_packaging"),
     *("properties/test_net", "ensembles/test_export"),

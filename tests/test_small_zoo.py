@@ -6,7 +6,6 @@ from networks import NETWORKS, logits
 from same import near
 from torch import nn
 from torch.nn.utils import parametrize
-from torch.testing import assert_close
 
 from uqlab import gradients
 
@@ -14,20 +13,12 @@ EVERY = pytest.mark.parametrize("name", NETWORKS)
 
 
 @EVERY
-def test_logits_are_finite_repeat_and_differ_by_input(name):
+def test_logits_repeat_and_differ_by_input(name):
     network = NETWORKS[name]
-    model, inputs = network.make(), network.inputs(5)
-    assert not model.training
-    assert sum(p.numel() for p in model.parameters()) < 20_000
-    found = logits(model, inputs).detach()
-    assert found.shape == (5, 3)
+    found = logits(network.make(), network.inputs(5)).detach()
     assert found.isfinite().all()
-    between = torch.pdist(found, float("inf"))
-    assert between.min() > 1e-3
-    again = logits(network.make(), network.inputs(5)).detach()
-    assert_close(again, found, rtol=0, atol=0)
-    others = logits(model, network.inputs(5, seed=2))
-    assert not torch.allclose(others, found, atol=1e-3)
+    assert torch.pdist(found, float("inf")).min() > 1e-3
+    assert torch.equal(logits(network.make(), network.inputs(5)), found)
 
 
 class OfOneTensor(nn.Module):
@@ -52,45 +43,33 @@ def of_one_tensor(name, count=2):
 
 
 def loop(model, inputs, names):
-    """Gradients of each log-probability of each input by plain autograd, by layer."""
+    """Gradients of each log-probability of each input by plain autograd: their norms [layers, inputs, classes]."""
     owned = {name: [] for name in names}
     for key, p in model.named_parameters():
-        layer = key.rpartition(".")[0]
-        if layer in owned:
-            owned[layer].append(p)
+        owned.get(key.rpartition(".")[0], []).append(p)
     rows = []
     for x in inputs:
         for value in logits(model, x[None]).log_softmax(1)[0]:
             for own in owned.values():
-                found = torch.autograd.grad(
-                    value,
-                    own,
-                    retain_graph=True,
-                    allow_unused=True,
-                )
+                how = {"retain_graph": True, "allow_unused": True}
+                found = torch.autograd.grad(value, own, **how)
                 flat = [g.flatten() for g in found if g is not None]
                 rows.append(torch.cat([*flat, torch.zeros(1).double()]))
-    norms = {q: torch.stack([row.norm(q) for row in rows]) for q in (1, 2)}
-    shape = (len(inputs), 3, len(names))
-    return {q: norm.view(shape).movedim(2, 0) for q, norm in norms.items()}
+    norms = (torch.stack([row.norm(q) for row in rows]) for q in (1, 2))
+    return [n.view(len(inputs), 3, len(names)).movedim(2, 0) for n in norms]
 
 
 @EVERY
 def test_gradient_scores_are_those_of_a_loop(name):
     model, inputs = of_one_tensor(name)
-    log_p = logits(model, inputs).detach().log_softmax(1)
-    p = log_p.exp()
+    p = logits(model, inputs).detach().softmax(1)
     one, names, _ = gradients.gradient_norms(model, inputs, norm=1)
     two, _, _ = gradients.gradient_norms(model, inputs, norm=2)
     expected = loop(model, inputs, names)
-    near(one, expected[1])
-    near(two, expected[2])
-
-    found = gradients.exgrad(model, inputs)
-    near(found, (p * expected[1][-1]).sum(1))
-
+    near([one, two], expected)
+    near(gradients.exgrad(model, inputs), (p * expected[0][-1]).sum(1))
     depths = torch.linspace(0, 1, len(names), dtype=torch.float64)
-    by_class = torch.tensordot((3 * depths).softmax(0), expected[2], 1)
+    by_class = torch.tensordot((3 * depths).softmax(0), expected[1], 1)
     found = gradients.regrad(model, inputs, perturbations=0)
     near(found, (p.sqrt() * by_class).sum(1))
 
@@ -103,7 +82,5 @@ def test_gradnorm_is_the_norm_of_a_gradient(name):
     with parametrize.cached():  # a weight that is computed stays the same tensor
         for x, score in zip(inputs, found, strict=True):
             uniform = -logits(model, x[None]).log_softmax(1).mean()
-            (gradient,) = torch.autograd.grad(
-                uniform, linear[-1].weight, retain_graph=True
-            )
+            (gradient,) = torch.autograd.grad(uniform, linear[-1].weight)
             near(score, -gradient.abs().sum())
