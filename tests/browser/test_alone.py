@@ -1,17 +1,12 @@
 """Explorers that answer the hand, alone in a browser: without a kernel, without a network."""
 
-import math
-import re
-
 import made_up
-import nbformat
 import numpy as np
 import pytest
 import torch
-from by_hand import bars, decomposed, drag, drawn, middle
+from by_hand import bars, decomposed, drag, drawn
 
 from uqlab import metrics, training, widgets
-from uqlab.runs import parameters
 from uqlab.study import scoreboard
 
 
@@ -120,25 +115,6 @@ def test_alarm_counts_what_the_metrics_count(alone):
                 ) == silent
     assert page.locator(".uqlab-hand b").count() == 0  # the set "<b>mine</b>" is text
     assert "<b>mine</b>" in page.locator(".seen").inner_text()
-
-
-def test_missions_of_the_alarm_are_done_by_sliding_and_by_setting_it_anew(alone):
-    page = alone(made_up.alarm())
-    done, slider, anew = (
-        page.locator("[data-done=true]"),
-        page.get_by_role("slider"),
-        page.get_by_label("anew"),
-    )
-    anew.check()
-    slider.press("End")
-    drawn(page)
-    assert done.count() == 0  # who sets it anew has not seen it fail
-    anew.uncheck()
-    drawn(page)
-    assert "only the order" in done.inner_text()
-    anew.check()
-    drawn(page)
-    assert "The order was there" in done.nth(1).inner_text()
 
 
 def test_front_recommends_as_the_scoreboard_does(alone):
@@ -317,26 +293,6 @@ def test_a_guess_by_keys_opens_what_it_hides(alone):
     assert you.bounding_box()["x"] < answer.bounding_box()["x"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "keys", "said"),
-    [
-        ({"high": 10, "answer": 5}, [], "That is it."),
-        ({"high": 10, "answer": 12}, ["End"], "2 too low"),
-        ({"low": -1, "high": 1, "answer": -0.25}, ["Home"], "0.75 too low"),
-        ({"high": 300, "step": 100, "answer": 0}, ["End"], "300 too high"),
-        ({"high": 10}, ["End"], "Your guess: 10."),
-    ],
-)
-def test_how_far_off_a_guess_is(asked, keys, said, alone):
-    page = alone(widgets.guess("How many?", **asked))
-    for key in keys:
-        page.get_by_role("slider").press(key)
-    page.get_by_role("button").click()
-    assert page.locator(".seen").inner_text().strip().endswith(said) or said in (
-        page.locator(".seen p").first.inner_text()
-    )
-
-
 def test_a_choice_must_be_made_before_anything_opens(alone):
     names = ["narrow", "<i>wide</i>", "none"]
     page = alone(widgets.guess("Which?", choices=names, answer=names[1], then="So."))
@@ -415,107 +371,6 @@ def test_tab_reaches_every_part_which_has_a_name_and_is_seen_to_have_the_focus(
         drawn(page)
         assert page.screenshot() != with_focus, page.evaluate("window.last.outerHTML")
         page.evaluate("window.last.focus()")
-
-
-def clouds_of_pages() -> dict[str, widgets.Hand]:
-    """The clouds of pages 00 and 02, made by the cells that make them there."""
-    lean = torch.eye(3, dtype=torch.float64)[torch.arange(9) % 3]
-    names = {
-        "torch": torch,
-        "math": math,
-        "widgets": widgets,
-        "lean": lean,
-        "members": 9,
-    }
-    found = {}
-    for prefix, mark in (("00", "def cloud("), ("02", "camps = ")):
-        sources = [
-            cell.source
-            for cell in nbformat.read(parameters.find(prefix), as_version=4).cells
-        ]
-        (source,) = (each for each in sources if mark in each)
-        exec(
-            source[source.find("opinion = ") :].split("display(")[0]
-            if prefix == "02"
-            else source,
-            names,
-        )
-        made = [re.search(r"widgets\.cloud\(.*\)", each) for each in sources]
-        (call,) = (each.group() for each in made if each)
-        found[prefix] = eval(call.rstrip(","), names)
-    return found
-
-
-def test_missions_of_page_00_are_done_by_a_newcomers_mouse(alone):
-    page = alone(clouds_of_pages()["00"])
-    done, ring = page.locator("[data-done=true]"), page.locator(".ring")
-    spot = [float(ring.get_attribute(f"c{axis}")) for axis in "xy"]
-    count = page.locator(".member").count()
-    drag(page, 0, (150, 200))
-    page.get_by_role("button", name="reset").click()
-    assert done.count() == 0
-    for m in range(count):  # into the ring, each a little beside its middle
-        assert done.count() == 0
-        angle = 2 * math.pi * m / count
-        drag(page, m, (spot[0] + 6 * math.cos(angle), spot[1] + 6 * math.sin(angle)))
-    assert "the mean does not show the split" in done.inner_text()
-    page.get_by_role("button", name="reset").click()
-    page.mouse.click(*middle(page, 2))
-    before = bars(page)
-    for copies in range(9):
-        assert done.count() == 1, copies
-        page.get_by_role("button", name="copy").click()
-    assert "outvote" in done.nth(1).inner_text()
-    assert bars(page)["epistemic"] < before["epistemic"]
-    assert page.locator(".member .count").nth(2).text_content() == "×10"
-
-
-def test_missions_of_page_02_are_done_by_sorting_and_not_by_dragging(alone):
-    page = alone(clouds_of_pages()["02"])
-    done = page.locator("[data-done=true]")
-    first = bars(page)
-    assert 0.05 < first["between"] / first["epistemic"] < 0.85
-
-    def seat(groups: list[int]) -> None:
-        for k in sorted({*groups}):
-            page.get_by_role("button", name=f"group {k + 1}", exact=True).click()
-            for m in (m for m, group in enumerate(groups) if group == k):
-                page.mouse.click(*middle(page, m))
-
-    places = page.locator(".member").evaluate_all(
-        "all => all.map(each => each.getAttribute('transform'))"
-    )
-    seat([0, 0, 0, 1, 1, 1, 2, 2, 2])
-    assert bars(page)["between"] < 0.05 * first["epistemic"]
-    assert "Each group holds all opinions" in done.inner_text()
-    seat([0, 1, 2, 0, 1, 2, 0, 1, 2])
-    assert bars(page)["within"] < 0.15 * first["epistemic"]
-    assert "depending on who sits together" in done.nth(1).inner_text()
-    assert places == page.locator(".member").evaluate_all(
-        "all => all.map(each => each.getAttribute('transform'))"
-    )
-    assert bars(page)["epistemic"] == pytest.approx(
-        first["epistemic"]
-    )  # nobody has learned anything
-
-    page = alone(
-        clouds_of_pages()["02"]
-    )  # who drags the groups together has moved the members
-    corners = [
-        (50, 270),
-        (50, 270),
-        (290, 270),
-        (50, 270),
-        (290, 270),
-        (290, 270),
-        (170, 60),
-        (170, 60),
-        (170, 60),
-    ]
-    for m, corner in enumerate(corners):
-        drag(page, m, corner)
-    assert bars(page)["within"] < 0.15 * bars(page)["epistemic"]
-    assert page.locator("[data-done=true]").count() == 0
 
 
 def test_a_finger_drags_a_member_and_draws(alone):
