@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -73,18 +72,11 @@ def test_the_image_is_built_and_serves_the_pages(tmp_path, options):
     assert "claims hold" in run(["uqlab", "run", "00", "--profile", "tiny"], folder)
 
 
-def test_the_containers_have_a_reader_a_token_and_the_environment_of_make():
+def test_the_image_has_a_reader_a_token_and_the_pythons_version():
     said = dict(STEPS)
     assert said["USER"] != "root"
-    command = json.loads(said["CMD"])
-    assert not [o for o in command if "token" in o or "password" in o]
-    assert said["FROM"].partition(":")[2].startswith(PYTHON)
+    options = json.loads(said["CMD"])
+    assert not [o for o in options if "token" in o or "password" in o]
     about = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
     assert about["image"].rpartition(":")[2] == PYTHON
-    command = [*shlex.split(about["postCreateCommand"]), "--dry-run", "--always-make"]
-    how = {"cwd": ROOT, "capture_output": True, "text": True, "check": True}
-    printed = subprocess.run(command, **how).stdout
-    settings = about["customizations"]["vscode"]["settings"]
-    python = settings["python.defaultInterpreterPath"]
-    assert f"{python.removeprefix('${containerWorkspaceFolder}/')} -m pip" in printed
-    assert "'.[dev]'" in printed
+    assert said["FROM"].partition(":")[2].startswith(PYTHON)

@@ -1,10 +1,11 @@
-"""The rendered lessons in docs/: whole, up to date and small; and what tools/render.py makes of a page."""
+"""The rendered lessons in docs/: whole, up to date and small; what tools/render.py makes of a page; slides."""
 
 import html
 import io
 import json
-import os
 import re
+import subprocess
+import sys
 from base64 import b64encode
 from pathlib import Path
 
@@ -151,24 +152,35 @@ def test_any_picture_becomes_small():
     assert len(shrunk) <= render.LARGEST
 
 
-def test_a_lesson_runs_again_only_where_something_changed(lesson, tmp_path):
-    figures, source = tmp_path / "figures", lesson.read_text()
-    fresh = lambda: render.up_to_date(lesson, figures)  # noqa: E731
-    assert fresh()
-    for table in (f"seeds/{lesson.stem}.csv", f"real/{lesson.stem}/table.csv"):
-        (table := figures / table).parent.mkdir(parents=True)
-        table.touch()
-        os.utime(table, (1, 1))
-        assert fresh()
-        os.utime(table, (4e9, 4e9))
-        assert not fresh(), "a newer table"
-        table.unlink()
+def test_a_lesson_runs_again_where_its_values_its_prose_or_its_run_changed(lesson):
+    figures, source = lesson.parents[1] / "figures", lesson.read_text()
     profiles = lesson.with_name("profiles.yaml")
+    assert render.up_to_date(lesson, figures)
     profiles.write_text(f"quick: {{{lesson.stem}: {{seed: 2}}}}")
-    assert not fresh(), "other values"
+    assert not render.up_to_date(lesson, figures)
     profiles.unlink()
     lesson.write_text(source.replace("A mean", "The mean"))
-    assert not fresh(), "other prose"
+    assert not render.up_to_date(lesson, figures)
     lesson.write_text(source)
     (figures / "quick" / lesson.stem / "results.json").write_text("{}")
-    assert not fresh(), "a damaged run"
+    assert not render.up_to_date(lesson, figures)
+
+
+@pytest.mark.slow
+def test_slides_open_without_a_network(tmp_path):
+    (tmp_path / "source").mkdir()
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
+    command += ["-b", "revealjs", "-c", "book/slides"]
+    folders = [tmp_path / "source", tmp_path / "html"]
+    subprocess.run([*command, *folders], cwd=DOCS.parent, check=True)
+    made = [*(tmp_path / "html").glob("*.html")]
+    assert {path.stem for path in made} >= {path.stem for path in LESSONS[:5]}
+    for path in made:
+        text, tags = (
+            path.read_text(),
+            r"<(?:script|link|img)[^>]+(?:src|href)=\"([^\"]+)",
+        )
+        loaded = [link.split("?")[0] for link in re.findall(tags, text)]
+        assert loaded
+        assert all("//" not in x and (path.parent / x).exists() for x in loaded)
+        assert path.stem == "index" or "Guess first" in text

@@ -14,7 +14,7 @@ from uqlab.core.files import read_json
 from uqlab.runs import parameters
 from uqlab.runs.manifest import Manifest
 from uqlab.runs.sweeps import axis
-from uqlab.study import published, scoreboard
+from uqlab.study import scoreboard
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / "figures" / "real"
@@ -160,16 +160,6 @@ def of_study_02():
     yield "they lose {:.3f} and {:.3f}".format(*-few["change of AUROC"])
 
 
-def of_study_04():
-    for name in ("table", "six_passes"):
-        shares = pd.read_csv(REAL / "04_mask_extraction" / f"{name}.csv")[
-            "share_of_deep.hard"
-        ]
-        yield "{:.2f}, {:.2f} and {:.2f}".format(*shares)
-    mean = means("04_mask_extraction/table")
-    yield f"{mean['mi_id_extracted_hard']:.3f} nats and the trained ensemble {mean['mi_id_deep']:.3f}"
-
-
 def of_lesson_13():
     fair = pd.read_csv(BOARD / "fair.csv")
     tables = [fair[fair["backbone"] == kind] for kind in ("transformer", "text")]
@@ -198,26 +188,12 @@ def of_lesson_13():
         ("book/index.md", of_the_first_screen),
         ("README.md", of_the_readme),
         ("notebooks/studies/02_ensembles_of_ensembles_study.ipynb", of_study_02),
-        ("notebooks/studies/04_mask_extraction_study.ipynb", of_study_04),
         ("notebooks/13_scoreboard.ipynb", of_lesson_13),
     ],
 )
 def test_prose_quotes_the_committed_tables(path, quotes):
     text = flat(path)
     assert [each for each in quotes() if each not in text] == []
-
-
-def test_numbers_that_the_summary_compares_are_those_of_the_paper():
-    columns = {
-        "mi_id": ("table_2", "MI, ID"),
-        "mi_ood": ("table_2", "MI, OOD"),
-        "auroc_mi": ("table_1", "AUROC, MI"),
-    }
-    for line in evidence.plan(REAL)["03_mlp_width_sweep"]["compared"]:
-        name, _, width = line["number"].rpartition("_")
-        table, column = columns[name]
-        value = getattr(published.kirsch, table).value("mnist", int(width), column)
-        assert line["paper"] == value
 
 
 @pytest.mark.release
