@@ -240,26 +240,6 @@ def test_a_guess_by_keys_opens_what_it_hides(alone):
     assert you.bounding_box()["x"] < answer.bounding_box()["x"]
 
 
-def test_a_choice_must_be_made_before_anything_opens(alone):
-    names = ["narrow", "<i>wide</i>", "none"]
-    page = alone(widgets.guess("Which?", choices=names, answer=names[1], then="So."))
-    said, done = page.locator(".seen"), page.get_by_role("button")
-    done.click()
-    assert said.inner_text() == "Choose one first."
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press(" ")
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowDown")
-    assert page.get_by_role("radio", name="none").is_checked()
-    done.click()
-    assert "Your guess: none. The answer: <i>wide</i>." in said.inner_text()
-    assert "So." in said.inner_text()
-    right = alone(widgets.guess("Which?", choices=names, answer=names[0]))
-    right.get_by_role("radio").first.check()
-    right.get_by_role("button").click()
-    assert "That is it." in right.locator(".seen").inner_text()
-
-
 def test_spectra_count_intruders_at_any_threshold(alone):
     hand = made_up.spectra()
     page, said = alone(hand), "document.querySelector('.seen').textContent"

@@ -154,15 +154,12 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
     ("arguments", "words"),
     [
         (["nowhere.py:make"], "no file .*nowhere.py"),
-        (["--logits", "nowhere.npz"], "does not exist"),
         (["--watch", "mine.npz"], "no .*alarm.json; first: uqlab report --logits"),
-        (["--watch", "mine.npz", "--logits", "mine.npz"], "--watch and --logits"),
         (["mine.py:make", "--logits", "mine.npz"], "--logits and a model"),
         (["mine.py:make", "-p", "modle", "x"], "did you mean 'model'"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(mine, arguments, words):
-
     result = call("report", *arguments)
     assert result.exit_code == 2
     assert re.search(words, " ".join(result.output.split()))

@@ -2,8 +2,6 @@
 
 import copy
 import json
-import re
-import shlex
 import shutil
 
 import pytest
@@ -12,14 +10,12 @@ import torch
 from filelock import FileLock
 from small_files import needs
 from small_networks import SMALL as TINY
-from small_pages import sources
 from torch import nn
 from transformers import ASTConfig, ASTForAudioClassification
 
 from uqlab import data, ensembles, metrics, models, runs, training, uncertainty
 from uqlab.core.files import read_json
 from uqlab.models import CAPTIONS_CLIP
-from uqlab.runs import parameters
 
 pytestmark = pytest.mark.release
 NEEDS = "SST-2/train.tsv", "trec/TREC_10.label", "text/rte_all.tsv.gz"
@@ -88,21 +84,6 @@ def test_a_page_runs_on_texts(page, backbone, tmp_path):
     found = executed(page, SMALL[page] | where, tmp_path / "run", profile="text")
     assert found["claims"]
     assert "rarity of words" in str(found["tables"])
-
-
-@needs(*NEEDS, "text/agnews_test.tsv.gz")
-def test_the_recipe_of_study_06_runs_as_written(backbone, tmp_path):
-    """Study 06, but for its size and the place of the backbone."""
-    cells = sources(parameters.find("studies/06"), "markdown")
-    page = "\n".join(cells).replace("\\\n", " ")
-    recipe = re.search(r"^ +uqlab run studies/06 (.+)$", page, re.MULTILINE)
-    words = shlex.split(recipe[1])
-    given = dict(zip(words[1::3], words[2::3], strict=True)) | FEW
-    given |= {"backbone": str(backbone), "rank": 4, "shifted": 6}
-    found = executed("studies/06", given, tmp_path / "run")
-    assert found["claims"]["beats_single"]["paper"]["holds"] is True
-    explicit = found["claims"]["beats_explicit"]["paper"]
-    assert explicit["holds"] is False  # Table 8: 92.7 against 93.2
 
 
 def test_recordings_and_an_audio_transformer(pages, tmp_path):

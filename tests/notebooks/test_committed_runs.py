@@ -141,25 +141,6 @@ def of_the_readme():
     assert (gaps < [0, 0.05]).all(axis=None)
 
 
-def of_study_02():
-    frame = pd.read_csv(REAL / "02_ensembles_of_ensembles" / "resnets.csv")
-    mean = frame.groupby(["listened to", "OOD"]).mean()
-    ways = "nine of one", "three of three", "three of one"
-    singles, groups, few = (mean.loc[way] for way in ways)
-    mi = [
-        f"{groups['MI, OOD'][k]:.3f} of {singles['MI, OOD'][k]:.3f}"
-        for k in groups.index
-    ]
-    mi.append(f"{groups['MI, ID'].iloc[0]:.3f} of {singles['MI, ID'].iloc[0]:.3f}")
-    yield "The groups show {} nats on CIFAR-100, {} on house numbers and {} on CIFAR-10 itself".format(
-        *mi
-    )
-    yield "falls by {:.3f} on CIFAR-100 and by {:.3f} on house numbers".format(
-        *-groups["change of AUROC"]
-    )
-    yield "they lose {:.3f} and {:.3f}".format(*-few["change of AUROC"])
-
-
 def of_lesson_13():
     fair = pd.read_csv(BOARD / "fair.csv")
     tables = [fair[fair["backbone"] == kind] for kind in ("transformer", "text")]
@@ -187,7 +168,6 @@ def of_lesson_13():
         ("README.md", of_the_first_screen),
         ("book/index.md", of_the_first_screen),
         ("README.md", of_the_readme),
-        ("notebooks/studies/02_ensembles_of_ensembles_study.ipynb", of_study_02),
         ("notebooks/13_scoreboard.ipynb", of_lesson_13),
     ],
 )
