@@ -41,7 +41,12 @@ SHOW = """async (pattern) => {
   content.activeCellIndex = at;
   await content.scrollToItem(at, 'start');
 }"""
-STOP = "async () => jupyterapp.shell.currentWidget.sessionContext.shutdown()"
+STOP = """async () => {
+  const session = jupyterapp.shell.currentWidget.sessionContext;
+  await session.ready;
+  await session.session?.kernel?.info;
+  await session.shutdown();
+}"""
 
 
 def chromium() -> str | None:
@@ -98,6 +103,7 @@ def server(folder: Path, *start: str) -> Iterator[str]:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
 
 
 @contextmanager

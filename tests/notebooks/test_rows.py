@@ -53,11 +53,11 @@ ROWS = {
         all(abs(t.query("method == 'single'").iloc[0][n] - FAIR[n][0]) < FAIR[n].std() for n in ("accuracy", "nll", "ece"))""",
     ),
     ("ablations", "quick"): (
-        {"ablations": ["embeddings", "MLPs", "backbone trained"], "seeds": [3], "stds": [0.5], "members": 2, "rates": [0.004],
+        {"ablations": ["embeddings", "MLPs", "backbone trained"], "seeds": [3, 4], "stds": [0.5], "members": 2, "rates": [0.004],
          "epochs": 1, "train_limit": 20, "held_out": 20, "limit": 20},
         """
-        t["ablation"].tolist() == ["embeddings", "MLPs", "backbone trained"] and t.notna().all(axis=None)
-        t["numbers"].is_monotonic_increasing and t["numbers"].is_unique""",
+        t.notna().all(axis=None) and {*t["seed"]} == {3, 4}
+        (n := t.groupby("ablation")["numbers"].max())["embeddings"] < n["MLPs"] < n["backbone trained"]""",
     ),
     ("hydra", "quick"): (
         {"seed": 3, "train_limit": 16, "held_out": 10, "limit": 12, "limit_ood": 6, "shifted": 4, "members": 2,
@@ -95,13 +95,16 @@ ROWS = {
 }  # fmt: skip
 
 
+TABLE = {"table_2": "settings", "labelling_rows": "labelling"}
+
+
 @pytest.mark.release
 @pytest.mark.parametrize(("name", "profile"), ROWS)
 def test_rows(run, name, profile):
     given, lines = ROWS[name, profile]
     tables, recorded = run(name, profile, **given)
-    (t, *_) = tables.values()
-    names = {"t": t, "tables": tables, "recorded": recorded}
+    names = {"t": tables[TABLE.get(name, name)], "tables": tables}
+    names |= {"recorded": recorded}
     for line in lines.strip().splitlines():
         assert eval(line.strip(), names | {"FAIR": FAIR, "sound": sound}), line
 

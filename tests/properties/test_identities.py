@@ -46,6 +46,8 @@ def test_groups_share_the_information_of_their_members(task):
     found = uncertainty.decompose_groups(groups)
     near_in_nats(found.total, found.aleatoric + found.within + found.between)
     near_in_nats(found.epistemic, uncertainty.decompose(logits).epistemic)
+    inside = [uncertainty.decompose(group).epistemic for group in groups]
+    near_in_nats(found.within, torch.stack(inside).mean(0))
 
 
 @MORE
