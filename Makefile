@@ -50,10 +50,9 @@ test-pages: dev
 test-release: dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m release $(PYTEST)
 
-# The net at length; the last counts are in benchmarks/results/soak.md. SOAK: what of it, and how much.
-SOAK ?= calls=20000 files=2000 kills=200 real=20 readonly=20 disk=50 twice=20 clock=20 pages=17
+# Every public name under many bad arguments, and files damaged in many ways; long.
 soak: dev
-	PYTHONPATH=tests:tests/properties $(BIN)/python tests/properties/soak.py $(SOAK)
+	$(BIN)/python -m pytest -n $(WORKERS) tests/properties --hypothesis-profile soak $(PYTEST)
 
 # The lessons with their results as Markdown, docs/, for who has no Python; what was run at `quick` before and is still
 # true is not run again.

@@ -1,7 +1,6 @@
 """What all tests share: pages that run once for all of them, and how tests are dealt out."""
 
 import gc
-import hashlib
 import inspect
 import os
 import re
@@ -9,48 +8,45 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 from jaxtyping import config
 
 # Neither torch nor the package may be imported before the hook that checks shapes.
-WORKER = os.environ.get(
-    "PYTEST_XDIST_WORKER"
-)  # this process's name, if there are several
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # this process, if there are several
 if WORKER:  # one thread each, kernels and other children too; those that wait sleep
     threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ |= {"MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
 os.environ["UQLAB_CACHE"] = ""  # every page trains
 
+# `make soak` takes the second.
+how = {"deadline": None, "database": None, "suppress_health_check": [*HealthCheck]}
+settings.register_profile("few", max_examples=3, derandomize=True, **how)
+settings.register_profile("soak", max_examples=100, **how)
+settings.load_profile("few")
+
 gc.disable()  # until the tests are collected
 
 # The longest first, so that no process is left with one of them at the end.
 LONGEST = [
-    "browser/", "notebooks/test_sst2", "notebooks/::07", "notebooks/::12", "notebooks/::09", "notebooks/::",
-    "test_scoreboard", "models/test_pretrained", "notebooks/test_pretrained_notebook", "notebooks/test_b",
+    "browser/", "notebooks/test_brought", "notebooks/::07", "notebooks/::12", "notebooks/::09", "notebooks/::",
+    "test_scoreboard", "models/test_pretrained", "notebooks/test_b", "properties/test_net",
     "runs/test_faults", "ensembles/test_export", "heads/test_fused", "extraction/test_extraction", "ensembles/test_implicit",
     "data/test_real_data", "models/test_embedded", "heads/test_circuits",
-    "runs/test_sweeps", "test_packaging", "test_methods", "test_guides", "runs/test_commands",
+    "runs/test_sweeps", "test_packaging", "test_methods", "test_guides", "runs/test_commands", "",
 ]  # fmt: skip
-PAGES = (
-    "notebooks/test_notebooks.py",
-    "notebooks/test_findings.py",
-    "notebooks/test_texts.py",
-)
+PAGES = ("notebooks/test_lessons.py",)
 SLOW = (
-    "runs/test_faults",
-    "runs/test_killed",
-    "test_packaging",
-    "properties/test_net",
-    "ensembles/test_export",
+    *("runs/test_faults", "runs/test_killed", "test_packaging"),
+    *("properties/test_net", "ensembles/test_export"),
 )
 
 
 def group_of(test: str) -> str:
     """Tests of one group run in one process: those of a file or of one page."""
     path = test.partition("::")[0].removeprefix("tests/")
-    if path.startswith("browser/"):
-        return "browser/"
     page = re.search(r"\d\d_", test) if path.startswith(PAGES) else None
-    return f"notebooks/::{page[0]}" if page else path
+    folder = "browser/" if path.startswith("browser/") else path
+    return f"notebooks/::{page[0]}" if page else folder
 
 
 def runs_a_page(item: pytest.Item) -> bool:
@@ -58,16 +54,11 @@ def runs_a_page(item: pytest.Item) -> bool:
     return bool({"pages", "results"} & {*getattr(item, "fixturenames", ())})
 
 
-def is_for_a_release(item: pytest.Item) -> bool:
-    """Whether a test runs a study, by its name or by its source."""
-    return runs_a_page(item) and "_study" in item.nodeid + source(item)
-
-
 def source(item: pytest.Item) -> str:
     return inspect.getsource(getattr(item, "function", item.__class__))
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+def pytest_sessionstart() -> None:
     """Before tests are collected, because they are skipped where their files are missing."""
     if folder := os.environ.get("UQLAB_DATA"):
         import repacked
@@ -81,27 +72,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     torch.set_num_threads(min(2, torch.get_num_threads()))
+    place = {}
     for item in items:
         group = group_of(item.nodeid)
+        place[item] = next(i for i, s in enumerate(LONGEST) if group.startswith(s))
         item.add_marker(pytest.mark.xdist_group(group))
         if group.startswith("browser/"):
             item.add_marker("browser")
         if group.startswith("notebooks/") or runs_a_page(item):
             item.add_marker("page")
-        if is_for_a_release(item):
+        if runs_a_page(item) and "_study" in item.nodeid + source(item):
             item.add_marker("release")
         if group.startswith(SLOW):
             item.add_marker("slow")
         if re.search(r"\bnear\w*\(", source(item)):
             item.add_marker("floats")
     if WORKER:
-        starts = [*LONGEST, ""]
-
-        def place(item: pytest.Item) -> int:
-            group = group_of(item.nodeid)
-            return next(i for i, start in enumerate(starts) if group.startswith(start))
-
-        items.sort(key=place)
+        items.sort(key=place.__getitem__)
 
 
 def pytest_collection_finish() -> None:
@@ -134,17 +121,14 @@ def pages(shared):
     from small_pages import copies
 
     from uqlab import runs
+    from uqlab.core.files import fingerprint
     from uqlab.runs import parameters
 
     with FileLock(shared / "pages.lock"):
         notebooks = copies(shared / "notebooks")
 
     def run(name: str, **changes) -> Path:
-        changed = (
-            hashlib.sha256(repr(sorted(changes.items())).encode()).hexdigest()[:8]
-            if changes
-            else "tiny"
-        )
+        changed = fingerprint(changes)[:8] if changes else "tiny"
         folder = shared / "pages" / changed / name
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):

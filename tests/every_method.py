@@ -24,9 +24,7 @@ class Method:
     make: Callable[[nn.Module, Any, int], ensembles.Ensemble]
     saved: bool = True  # by save_pretrained
     alone: bool = True  # member m depends on (seed, m), whatever the number of members
-    trained: bool = (
-        True  # its members have weights that are moved here, as training would
-    )
+    trained: bool = True  # its members' weights are moved here, as training would
 
 
 def _laplace(network: nn.Module, inputs: Any, members: int) -> ensembles.Ensemble:
@@ -44,61 +42,22 @@ def _hydra(network: nn.Module, inputs: Any, members: int) -> ensembles.Ensemble:
 
 
 METHODS = {
-    "lora": Method(
-        "LoRA-Ensemble", lambda net, x, m: ensembles.lora(net, m, 2, seed=SEED)
-    ),
+    "lora": Method("LoRA-Ensemble", lambda net, x, m: ensembles.lora(net, m, 2, seed=SEED)),
     "laplace_lora": Method("Laplace-LoRA", _laplace, trained=False),
-    "laplace": Method(
-        "last-layer Laplace",
-        lambda net, x, m: ensembles.laplace(net, x, m, seed=SEED),
-        trained=False,
-    ),
-    "singular_value": Method(
-        "singular value ensemble",
-        lambda net, x, m: ensembles.singular_value(net, m, seed=SEED),
-    ),
-    "batch": Method(
-        "BatchEnsemble", lambda net, x, m: ensembles.batch(net, m, seed=SEED)
-    ),
-    "batch_additive": Method(
-        "BatchEnsemble++",
-        lambda net, x, m: ensembles.batch(net, m, additive=True, seed=SEED),
-    ),
-    "masksembles": Method(
-        "Masksembles",
-        lambda net, x, m: ensembles.masksembles(net, m, total_members=MEMBERS, seed=SEED),
-    ),
-    "film": Method(
-        "FiLM-Ensemble", lambda net, x, m: ensembles.film(net, m, seed=SEED)
-    ),
-    "dropout": Method(
-        "MC dropout",
-        lambda net, x, m: ensembles.dropout(net, m, 0.3, seed=SEED),
-        trained=False,
-    ),
-    "masks": Method(
-        "mask extraction",
-        lambda net, x, m: extraction.masks(net, m, seed=SEED).harden(),
-    ),
-    "tiles": Method(
-        "tiles",
-        lambda net, x, m: extraction.tiles(net, 1),
-        alone=False,
-        trained=False,
-    ),
-    "mimo": Method(
-        "MIMO", lambda net, x, m: ensembles.mimo(net, m, seed=SEED), alone=False
-    ),
-    "packed": Method(
-        "Packed-Ensembles",
-        lambda net, x, m: ensembles.packed(net, m, total_members=MEMBERS, seed=SEED),
-    ),
+    "laplace": Method("last-layer Laplace", lambda net, x, m: ensembles.laplace(net, x, m, seed=SEED), trained=False),
+    "singular_value": Method("singular value ensemble", lambda net, x, m: ensembles.singular_value(net, m, seed=SEED)),
+    "batch": Method("BatchEnsemble", lambda net, x, m: ensembles.batch(net, m, seed=SEED)),
+    "batch_additive": Method("BatchEnsemble++", lambda net, x, m: ensembles.batch(net, m, additive=True, seed=SEED)),
+    "masksembles": Method("Masksembles", lambda net, x, m: ensembles.masksembles(net, m, of=MEMBERS, seed=SEED)),
+    "film": Method("FiLM-Ensemble", lambda net, x, m: ensembles.film(net, m, seed=SEED)),
+    "dropout": Method("MC dropout", lambda net, x, m: ensembles.dropout(net, m, 0.3, seed=SEED), trained=False),
+    "masks": Method("mask extraction", lambda net, x, m: extraction.masks(net, m, seed=SEED).harden()),
+    "tiles": Method("tiles", lambda net, x, m: extraction.tiles(net, 1), alone=False, trained=False),
+    "mimo": Method("MIMO", lambda net, x, m: ensembles.mimo(net, m, seed=SEED), alone=False),
+    "packed": Method("Packed-Ensembles", lambda net, x, m: ensembles.packed(net, m, of=MEMBERS, seed=SEED)),
     "hydra": Method("Hydra", _hydra, alone=False),
-    "deep": Method(
-        "deep ensemble",
-        lambda net, x, m: ensembles.deep(lambda: methods.fresh(net), m, SEED),
-    ),
-}
+    "deep": Method("deep ensemble", lambda net, x, m: ensembles.deep(lambda: methods.fresh(net), m, SEED)),
+}  # fmt: skip
 
 
 def moved(ensemble: ensembles.Ensemble) -> ensembles.Ensemble:
@@ -119,6 +78,16 @@ def asked(ensemble: ensembles.Ensemble, inputs: Any) -> Tensor:
         return ensemble(inputs)
 
 
+def by_member(ensemble: ensembles.Ensemble, inputs: Any, members: int) -> Tensor:
+    each = [ensemble.member(m).eval() for m in range(members)]
+    return torch.stack([logits(member, inputs).detach() for member in each])
+
+
+def near(found: Tensor, expected: Tensor, what: str) -> None:
+    size = max(1.0, float(expected.abs().max()))
+    assert (found - expected).abs().max() < TOLERANCE * size, what
+
+
 def check(network: Network, name: str, folder: Path) -> None:
     """Hold one method on one network; an AssertionError says what does not hold, a ValueError or
     torch's RuntimeError why it is refused."""
@@ -128,53 +97,33 @@ def check(network: Network, name: str, folder: Path) -> None:
     start = method.make(backbone, inputs, MEMBERS)
     ensemble = moved(start) if method.trained else start.eval()
     together = asked(ensemble, inputs)
-    apart = torch.stack(
-        [
-            logits(ensemble.member(m).eval(), inputs).detach()
-            for m in range(ensemble.members)
-        ]
-    )
-    parts = ensemble.member(0).modules()
-    held = any(isinstance(p, ensembles.Own) for p in parts)
-    assert held == (name == "laplace_lora"), "a member is no plain network"
-    size = max(1.0, float(apart.abs().max()))
-    assert (together - apart).abs().max() < TOLERANCE * size, (
-        "predict is not the separate members"
-    )
+    apart = by_member(ensemble, inputs, ensemble.members)
+    own = any(isinstance(p, ensembles.Own) for p in ensemble.member(0).modules())
+    assert own == (name == "laplace_lora"), "a member is no plain network"
+    near(together, apart, "predict is not the separate members")
     with torch.enable_grad():
         passed = ensemble(inputs)
-    assert (passed.detach() - apart).abs().max() < TOLERANCE * size, (
-        "a pass with gradients is not"
-    )
+    near(passed.detach(), apart, "a pass with gradients is not")
     if passed.requires_grad:
         passed.square().mean().backward()
-    if ensemble.members > 1:
-        pairs = [(apart[0] - apart[m]).abs().max() for m in range(1, ensemble.members)]
-        assert min(pairs) > 1e-5 * size, "members are equal"
-    assert all(
-        torch.equal(value, before[key]) for key, value in backbone.state_dict().items()
-    ), "weights changed"
-    assert torch.equal(logits(backbone, inputs).detach(), said), (
-        "the backbone answers otherwise"
+    for other in apart[1:]:
+        least = 1e-5 * max(1.0, float(apart.abs().max()))
+        assert (apart[0] - other).abs().max() > least, "members are equal"
+    after = backbone.state_dict()
+    assert all(torch.equal(after[key], before[key]) for key in before), (
+        "weights changed"
     )
+    assert torch.equal(logits(backbone, inputs), said), "the backbone answers otherwise"
     if method.alone:
-        fewer = method.make(network.make(), inputs, MEMBERS - 1).eval()
-        fresh = method.make(network.make(), inputs, MEMBERS).eval()
-        some = torch.stack(
-            [logits(fewer.member(m), inputs).detach() for m in range(MEMBERS - 1)]
+        few, many = (
+            by_member(method.make(network.make(), inputs, m), inputs, MEMBERS - 1)
+            for m in (MEMBERS - 1, MEMBERS)
         )
-        same = torch.stack(
-            [logits(fresh.member(m), inputs).detach() for m in range(MEMBERS - 1)]
-        )
-        assert (some - same).abs().max() < TOLERANCE * size, (
-            "a member depends on how many there are"
-        )
+        near(few, many, "a member depends on how many there are")
     if method.saved:
         ensemble.save_pretrained(folder)
-        again = ensembles.from_pretrained(folder, network.make())
-        assert torch.equal(asked(again, inputs), together), (
-            "loaded it answers otherwise"
-        )
+        again = asked(ensembles.from_pretrained(folder, network.make()), inputs)
+        assert torch.equal(again, together), "loaded it answers otherwise"
 
 
 def outcome(network: Network, name: str, folder: Path) -> str:
@@ -191,16 +140,14 @@ BOOK = Path(__file__).parent.parent / "book" / "guides" / "any_network.md"
 
 def table_of_the_book() -> dict[tuple[str, str], bool]:
     """Read which method works on which network from the table in the book."""
+    text = BOOK.read_text(encoding="utf-8")
     rows = [
-        line
-        for line in BOOK.read_text(encoding="utf-8").splitlines()
-        if line.startswith("| ")
+        line.strip("|").split("|") for line in text.splitlines() if line[:2] == "| "
     ]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    labels = {method.label: name for name, method in METHODS.items()}
-    columns = [labels[label] for label in cells[0][1:]]
+    (_, *labels), *cells = [[cell.strip() for cell in row] for row in rows]
+    names = {method.label: name for name, method in METHODS.items()}
     return {
-        (row[0], name): cell == "yes"
-        for row in cells[1:]
-        for name, cell in zip(columns, row[1:], strict=True)
+        (network, names[label]): cell == "yes"
+        for network, *said in cells
+        for label, cell in zip(labels, said, strict=True)
     }

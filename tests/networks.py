@@ -20,7 +20,6 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": HEADS,
     "intermediate_size": 24,
-    "num_labels": CLASSES,
 }
 PIXELS = {"image_size": 8, "patch_size": 4, "num_channels": 3}
 TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "pad_token_id": 0}
@@ -30,24 +29,12 @@ Inputs = Tensor | dict[str, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """How a network is made and what it takes.
-
-    Parameters
-    ----------
-    build
-        The network with the weights its library gives it.
-    draw
-        Inputs, from their number and a generator.
-    attention
-        Whether it has heads of attention.
-    tokens
-        Whether its inputs are token ids, which have no values in between.
-    """
+    """How a network is made and what it takes."""
 
     build: Callable[[], nn.Module]
     draw: Callable[[int, torch.Generator], Inputs]
-    attention: bool = False
-    tokens: bool = False
+    attention: bool = False  # whether it has heads of attention
+    tokens: bool = False  # whether its inputs are token ids
 
     def make(self) -> nn.Module:
         """Return a new network in evaluation mode, always with the same weights."""
@@ -121,144 +108,47 @@ SEQUENCE = floats(LENGTH, 5)
 # --- transformers ----------------------------------------------------------------------
 
 
-def vit() -> nn.Module:
-    config = transformers.ViTConfig(**SIZES, **PIXELS)
-    return transformers.ViTForImageClassification(config)
+def of_transformers(family: str, task: str, **config) -> Callable[[], nn.Module]:
+    """Return what makes `transformers.{family}For{task}`, with three classes."""
+
+    def build() -> nn.Module:
+        made = getattr(transformers, f"{family}Config")(num_labels=CLASSES, **config)
+        return getattr(transformers, f"{family}For{task}")(made)
+
+    return build
 
 
-def deit() -> nn.Module:
-    config = transformers.DeiTConfig(**SIZES, **PIXELS)
-    return transformers.DeiTForImageClassification(config)
-
-
-def swin() -> nn.Module:
-    """Windows of 4 x 4 patches; those of the second layer are shifted."""
-    config = transformers.SwinConfig(
-        image_size=16,
-        patch_size=2,
-        embed_dim=8,
-        depths=[2, 1],
-        num_heads=[2, 4],
-        window_size=4,
-        mlp_ratio=2.0,
-        num_labels=CLASSES,
-    )
-    return transformers.SwinForImageClassification(config)
-
-
-def convnext() -> nn.Module:
-    config = transformers.ConvNextConfig(
-        num_stages=2,
-        patch_size=2,
-        hidden_sizes=[8, 16],
-        depths=[1, 1],
-        num_labels=CLASSES,
-    )
-    return transformers.ConvNextForImageClassification(config)
-
-
-def resnet() -> nn.Module:
-    config = transformers.ResNetConfig(
-        embedding_size=8,
-        hidden_sizes=[8, 16],
-        depths=[1, 1],
-        layer_type="basic",
-        num_labels=CLASSES,
-    )
-    return transformers.ResNetForImageClassification(config)
-
-
-def bert() -> nn.Module:
-    config = transformers.BertConfig(**SIZES, **TEXT)
-    return transformers.BertForSequenceClassification(config)
-
-
-def distilbert() -> nn.Module:
-    config = transformers.DistilBertConfig(
-        **TEXT,
-        dim=WIDTH,
-        n_layers=2,
-        n_heads=HEADS,
-        hidden_dim=24,
-        num_labels=CLASSES,
-    )
-    return transformers.DistilBertForSequenceClassification(config)
-
-
-def albert() -> nn.Module:
-    """Its two layers are one module, called twice."""
-    config = transformers.AlbertConfig(**SIZES, **TEXT, embedding_size=8)
-    return transformers.AlbertForSequenceClassification(config)
-
-
-def modernbert() -> nn.Module:
-    """Its second layer attends to neighbours alone; query, key and value are fused."""
-    config = transformers.ModernBertConfig(
-        **SIZES,
-        **TEXT,
-        bos_token_id=1,
-        eos_token_id=2,
-        cls_token_id=1,
-        sep_token_id=2,
-        local_attention=4,
-        global_attn_every_n_layers=2,
-        attn_implementation="sdpa",
-    )
-    return transformers.ModernBertForSequenceClassification(config)
-
-
-def gpt2() -> nn.Module:
-    """Its linear layers are transformers' Conv1D; the last token is classified."""
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=16,
-        n_embd=WIDTH,
-        n_layer=2,
-        n_head=HEADS,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        num_labels=CLASSES,
-    )
-    return transformers.GPT2ForSequenceClassification(config)
-
-
-def llama() -> nn.Module:
-    """Two heads share each of two key-value heads."""
-    grouped = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(**grouped, **TEXT)
-    return transformers.LlamaForSequenceClassification(config)
-
-
-def whisper() -> nn.Module:
-    config = transformers.WhisperConfig(
-        num_mel_bins=8,
-        max_source_positions=10,
-        d_model=WIDTH,
-        encoder_layers=2,
-        encoder_attention_heads=HEADS,
-        encoder_ffn_dim=24,
-        classifier_proj_size=12,
-        vocab_size=VOCABULARY,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=3,
-        num_labels=CLASSES,
-    )
-    return transformers.WhisperForAudioClassification(config)
-
-
-def ast() -> nn.Module:
-    strides = {"frequency_stride": 4, "time_stride": 4}
-    config = transformers.ASTConfig(
-        **SIZES,
-        **strides,
-        patch_size=4,
-        max_length=12,
-        num_mel_bins=8,
-    )
-    return transformers.ASTForAudioClassification(config)
+IMAGES, SEQUENCES = "ImageClassification", "SequenceClassification"
+SOUNDS = "AudioClassification"
+MARKS = {"bos_token_id": 1, "eos_token_id": 2}
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+TRANSFORMERS = {
+    "vit": of_transformers("ViT", IMAGES, **SIZES, **PIXELS),
+    "deit": of_transformers("DeiT", IMAGES, **SIZES, **PIXELS),
+    # Windows of 4 x 4 patches; those of the second layer are shifted.
+    "swin": of_transformers("Swin", IMAGES, image_size=16, patch_size=2, embed_dim=8, depths=[2, 1],
+                            num_heads=[2, 4], window_size=4, mlp_ratio=2.0),
+    "convnext": of_transformers("ConvNext", IMAGES, num_stages=2, patch_size=2, hidden_sizes=[8, 16], depths=[1, 1]),
+    "resnet": of_transformers("ResNet", IMAGES, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
+                              layer_type="basic"),
+    "bert": of_transformers("Bert", SEQUENCES, **SIZES, **TEXT),
+    "distilbert": of_transformers("DistilBert", SEQUENCES, **TEXT, dim=WIDTH, n_layers=2, n_heads=HEADS, hidden_dim=24),
+    # Its two layers are one module, called twice.
+    "albert": of_transformers("Albert", SEQUENCES, **SIZES, **TEXT, embedding_size=8),
+    # Its second layer attends to neighbours alone; query, key and value are fused.
+    "modernbert": of_transformers("ModernBert", SEQUENCES, **SIZES, **TEXT, **MARKS, cls_token_id=1, sep_token_id=2,
+                                  local_attention=4, global_attn_every_n_layers=2, attn_implementation="sdpa"),
+    # Its linear layers are transformers' Conv1D; the last token is classified.
+    "gpt2": of_transformers("GPT2", SEQUENCES, **MARKS, vocab_size=VOCABULARY, n_positions=16, n_embd=WIDTH,
+                            n_layer=2, n_head=HEADS, pad_token_id=0),
+    # Two heads share each of two key-value heads.
+    "llama": of_transformers("Llama", SEQUENCES, **SIZES | GROUPED, **TEXT),
+    "whisper": of_transformers("Whisper", SOUNDS, **MARKS, num_mel_bins=8, max_source_positions=10, d_model=WIDTH,
+                               encoder_layers=2, encoder_attention_heads=HEADS, encoder_ffn_dim=24, vocab_size=VOCABULARY,
+                               classifier_proj_size=12, pad_token_id=0, decoder_start_token_id=3),
+    "ast": of_transformers("AST", SOUNDS, **SIZES, frequency_stride=4, time_stride=4, patch_size=4, max_length=12,
+                           num_mel_bins=8),
+}  # fmt: skip
 
 
 # --- torch's own attention ---------------------------------------------------------------
@@ -294,14 +184,8 @@ class OneEncoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Linear(5, WIDTH)
-        layer = nn.TransformerEncoderLayer(
-            WIDTH,
-            HEADS,
-            24,
-            activation="gelu",
-            norm_first=True,
-            batch_first=True,
-        )
+        how = {"activation": "gelu", "norm_first": True, "batch_first": True}
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, **how)
         norm = nn.LayerNorm(WIDTH)
         self.encoder = nn.TransformerEncoder(layer, 1, norm, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, CLASSES)
@@ -467,16 +351,7 @@ class Conv2dStaticSamePadding(nn.Conv2d):
         self.static_padding = nn.ZeroPad2d((low, high, low, high))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.static_padding(x)
-        return F.conv2d(
-            x,
-            self.weight,
-            self.bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-        )
+        return super().forward(self.static_padding(x))
 
 
 def pooled(width: int) -> list[nn.Module]:
@@ -485,41 +360,31 @@ def pooled(width: int) -> list[nn.Module]:
 
 
 def padded_convolutions() -> nn.Module:
-    return nn.Sequential(
-        Conv2dStaticSamePadding(3, 8, 3, 2),
-        nn.BatchNorm2d(8, momentum=0.01, eps=1e-3),
-        nn.ReLU6(),
-        Conv2dStaticSamePadding(8, 8, 5, 2, groups=8),
-        nn.BatchNorm2d(8, momentum=0.01, eps=1e-3),
-        nn.ReLU6(),
-        nn.Conv2d(8, 16, 1, bias=False),
-        nn.BatchNorm2d(16, momentum=0.01, eps=1e-3),
-        *pooled(16),
-    )
+    layers: list[nn.Module] = []
+    for make in (
+        lambda: Conv2dStaticSamePadding(3, 8, 3, 2),
+        lambda: Conv2dStaticSamePadding(8, 8, 5, 2, groups=8),
+    ):
+        layers += [make(), nn.BatchNorm2d(8, momentum=0.01, eps=1e-3), nn.ReLU6()]
+    last = nn.Conv2d(8, 16, 1, bias=False)
+    norm = nn.BatchNorm2d(16, momentum=0.01, eps=1e-3)
+    return nn.Sequential(*layers, last, norm, *pooled(16))
 
 
 def wrapped_convolutions() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular"),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2, padding=1, padding_mode="reflect"),
-        nn.ReLU(),
-        nn.Conv2d(16, 16, 3, padding="same", dilation=2, groups=2),
-        nn.ReLU(),
-        *pooled(16),
-    )
+    first = nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular")
+    second = nn.Conv2d(8, 16, 3, stride=2, padding=1, padding_mode="reflect")
+    third = nn.Conv2d(16, 16, 3, padding="same", dilation=2, groups=2)
+    layers = first, nn.ReLU(), second, nn.ReLU(), third, nn.ReLU()
+    return nn.Sequential(*layers, *pooled(16))
 
 
 def separable(before: int, after: int, stride: int) -> list[nn.Module]:
     """MobileNet's pair: one filter a channel, then a mixture of the channels."""
-    return [
-        nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False),
-        nn.BatchNorm2d(before),
-        nn.ReLU6(inplace=True),
-        nn.Conv2d(before, after, 1, bias=False),
-        nn.BatchNorm2d(after),
-        nn.ReLU6(inplace=True),
-    ]
+    depth = nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False)
+    first = [depth, nn.BatchNorm2d(before), nn.ReLU6(inplace=True)]
+    point = nn.Conv2d(before, after, 1, bias=False)
+    return [*first, point, nn.BatchNorm2d(after), nn.ReLU6(inplace=True)]
 
 
 def depthwise() -> nn.Module:
@@ -564,41 +429,23 @@ class BatchNormAct2d(nn.BatchNorm2d):
 
 
 def batch_norm_act() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1, bias=False),
-        BatchNormAct2d(8),
-        nn.Conv2d(8, 16, 3, 1, 1, bias=False),
-        BatchNormAct2d(16),
-        *pooled(16),
-    )
+    first = nn.Conv2d(3, 8, 3, 2, 1, bias=False), BatchNormAct2d(8)
+    second = nn.Conv2d(8, 16, 3, 1, 1, bias=False), BatchNormAct2d(16)
+    return nn.Sequential(*first, *second, *pooled(16))
 
 
 def conv1d() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv1d(5, 12, 3, padding=1),
-        nn.GroupNorm(3, 12),
-        nn.ReLU(),
-        nn.Conv1d(12, 12, 3, stride=2, padding=1),
-        nn.GroupNorm(3, 12),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool1d(1),
-        nn.Flatten(),
-        nn.Linear(12, CLASSES),
-    )
+    first = nn.Conv1d(5, 12, 3, padding=1), nn.GroupNorm(3, 12), nn.ReLU()
+    second = nn.Conv1d(12, 12, 3, stride=2, padding=1), nn.GroupNorm(3, 12), nn.ReLU()
+    end = nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(12, CLASSES)
+    return nn.Sequential(*first, *second, *end)
 
 
 def conv3d() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv3d(1, 6, 3, padding=1),
-        nn.BatchNorm3d(6),
-        nn.ReLU(),
-        nn.MaxPool3d(2),
-        nn.Conv3d(6, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool3d(1),
-        nn.Flatten(),
-        nn.Linear(8, CLASSES),
-    )
+    first = nn.Conv3d(1, 6, 3, padding=1), nn.BatchNorm3d(6), nn.ReLU()
+    second = nn.MaxPool3d(2), nn.Conv3d(6, 8, 3, padding=1), nn.ReLU()
+    end = nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, CLASSES)
+    return nn.Sequential(*first, *second, *end)
 
 
 # --- recurrent, linear and unusual -------------------------------------------------------------
@@ -652,29 +499,19 @@ class Mixer(nn.Module):
 
 
 def weight_norm() -> nn.Module:
-    normed = nn.utils.parametrizations.weight_norm
-    return nn.Sequential(
-        normed(nn.Linear(10, 16)),
-        nn.ReLU(),
-        normed(nn.Linear(16, 16)),
-        nn.ReLU(),
-        normed(nn.Linear(16, CLASSES)),
+    sizes = ((10, 16), (16, 16), (16, CLASSES))
+    first, second, last = (
+        nn.utils.parametrizations.weight_norm(nn.Linear(*size)) for size in sizes
     )
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(3 * 8 * 8, 16),
-        nn.BatchNorm1d(16),
-        nn.ReLU(),
-        nn.Dropout(0.1),
-        nn.Linear(16, 12),
-        nn.BatchNorm1d(12),
-        nn.ReLU(),
-        nn.Dropout(0.1),
-        nn.Linear(12, CLASSES),
-    )
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in ((3 * 8 * 8, 16), (16, 12)):
+        norm = nn.BatchNorm1d(after)
+        layers += [nn.Linear(before, after), norm, nn.ReLU(), nn.Dropout(0.1)]
+    return nn.Sequential(*layers, nn.Linear(12, CLASSES))
 
 
 def logistic_regression() -> nn.Module:
@@ -732,40 +569,31 @@ class OwnRMSNorm(nn.Module):
 
 
 def own_rms_norm() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(10, 16),
-        OwnRMSNorm(16),
-        nn.SiLU(),
-        nn.Linear(16, 16),
-        OwnRMSNorm(16),
-        nn.Linear(16, CLASSES),
-    )
+    first = [nn.Linear(10, 16), OwnRMSNorm(16), nn.SiLU()]
+    second = [nn.Linear(16, 16), OwnRMSNorm(16)]
+    return nn.Sequential(*first, *second, nn.Linear(16, CLASSES))
 
 
 FEATURES = floats(10)
+DRAWS = {  # of the networks of transformers
+    **dict.fromkeys(("vit", "deit"), IMAGE),
+    **dict.fromkeys(("swin", "convnext", "resnet"), LARGER),
+    "whisper": floats(8, 20),
+    "ast": floats(12, 8),
+}
 NETWORKS = {
-    "vit": Network(vit, IMAGE, attention=True),
-    "deit": Network(deit, IMAGE, attention=True),
-    "swin": Network(swin, LARGER, attention=True),
-    "convnext": Network(convnext, LARGER),
-    "resnet": Network(resnet, LARGER),
-    "bert": Network(bert, tokenized, attention=True, tokens=True),
-    "distilbert": Network(distilbert, tokenized, attention=True, tokens=True),
-    "albert": Network(albert, tokenized, attention=True, tokens=True),
-    "modernbert": Network(modernbert, tokenized, attention=True, tokens=True),
-    "gpt2": Network(gpt2, tokenized, attention=True, tokens=True),
-    "llama": Network(llama, tokenized, attention=True, tokens=True),
-    "whisper": Network(whisper, floats(8, 20), attention=True),
-    "ast": Network(ast, floats(12, 8), attention=True),
-    "torch encoder": Network(lambda: Encoder(True), ids, attention=True, tokens=True),
-    "torch encoder, tokens first": Network(
-        lambda: Encoder(False),
-        ids,
-        attention=True,
-        tokens=True,
-    ),
+    name: Network(
+        build,
+        DRAWS.get(name, tokenized),
+        attention=name not in ("convnext", "resnet"),
+        tokens=name not in DRAWS,
+    )
+    for name, build in TRANSFORMERS.items()
+} | {
+    "torch encoder": Network(lambda: Encoder(True), ids, True, True),
+    "torch encoder, tokens first": Network(lambda: Encoder(False), ids, True, True),
     "torch encoder, no mask": Network(OneEncoder, SEQUENCE, attention=True),
-    "torch attention": Network(Attention, ids, attention=True, tokens=True),
+    "torch attention": Network(Attention, ids, True, True),
     "torch decoder": Network(Pooling, SEQUENCE, attention=True),
     "timm vit": Network(TimmViT, IMAGE, attention=True),
     "own matrices": Network(OwnMatrices, SEQUENCE, attention=True),

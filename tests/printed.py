@@ -107,22 +107,21 @@ def check_sets(*names, kinds=("images",), **_):
     """As `data.check`, of the sets that are here; the names of the others are known."""
     here = [n for n in names if n.split("[")[0] in {*EMBEDDED, ""} or Path(n).is_file()]
     away = {name.split("[")[0] for name in names if name not in here}
-    assert away <= {*data.names()} | {
-        n for n in away if n.endswith((".tsv.gz", ".npz"))
-    }
+    away = {name for name in away if not name.endswith((".tsv.gz", ".npz"))}
+    assert away <= {*data.names()}
     if names[0] in here:
         data.check(*here, kinds=kinds)
 
 
+def check(*names, kinds=("images",), **_):
+    check_sets(*names, kinds=tuple(kinds))
+
+
 def check_page(path: Path, given: dict) -> None:
     """Check parameters as the page itself does before it begins."""
-    sets = SimpleNamespace(
-        check=lambda *names, kinds=("images",), **_: check_sets(
-            *names, kinds=tuple(kinds)
-        )
-    )
     known, lines = of_page(path)
-    exec(lines, known | given | {"runs": runs, "data": sets, "check": sets.check})
+    names = {"runs": runs, "data": SimpleNamespace(check=check), "check": check}
+    exec(lines, known | given | names)
 
 
 @functools.cache

@@ -1,189 +1,112 @@
 """Explorers that answer the hand, alone in a browser: without a kernel, without a network."""
 
-import math
-import re
-
 import made_up
-import nbformat
 import numpy as np
 import pytest
 import torch
-from by_hand import bars, decomposed, drag, drawn, middle
+from by_hand import bars, decomposed, drag, drawn
 
 from uqlab import metrics, training, widgets
-from uqlab.runs import parameters
 from uqlab.study import scoreboard
 
 
 def test_arithmetic_is_that_of_the_package(alone):
-    page, rng = (
-        alone(made_up.cloud(), "{ decompose, auroc, quantile }"),
-        np.random.default_rng(0),
-    )
+    page = alone(made_up.cloud(), "{ decompose, auroc, quantile }")
+    rng = np.random.default_rng(0)
     for trial in range(24):
         groups, size = int(rng.integers(2, 6)), int(rng.integers(1, 5))
         p = rng.dirichlet([[0.05, 1.0, 20.0][trial % 3]] * 3, groups * size)
-        state = {
-            "members": p.tolist(),
-            "groups": np.arange(groups).repeat(size).tolist(),
-            "jackknife": trial % 2 == 1,
-        }
+        of = np.arange(groups).repeat(size).tolist()
+        state = {"members": p.tolist(), "groups": of, "jackknife": trial % 2 == 1}
         found = page.evaluate("s => decompose(s.members, s.groups, s.jackknife)", state)
-        assert {name: found[name] for name in decomposed(state)} == pytest.approx(
-            decomposed(state), abs=1e-9
-        )
-    a, b = (
-        rng.integers(0, 9, 50).tolist(),
-        rng.integers(3, 12, 70).tolist(),
-    )  # with ties
-    expected = metrics.ood_detection(
-        torch.tensor(a).double(), torch.tensor(b).double()
-    ).auroc
-    assert page.evaluate("([a, b]) => auroc(a, b)", [a, b]) == pytest.approx(
-        expected, abs=1e-9
-    )
-    assert page.evaluate("a => quantile(a, 0.3)", a) == pytest.approx(
-        np.quantile(a, 0.3), abs=1e-9
-    )
+        expected = decomposed(state)
+        assert {k: found[k] for k in expected} == pytest.approx(expected, abs=1e-9)
+    a, b = (rng.integers(*ends, 60).tolist() for ends in ((0, 9), (3, 12)))  # ties
+    expected = metrics.ood_detection(*map(torch.DoubleTensor, (a, b))).auroc
+    assert page.evaluate("([a, b]) => auroc(a, b)", [a, b]) == pytest.approx(expected)
+    found = page.evaluate("a => quantile(a, 0.3)", a)
+    assert found == pytest.approx(np.quantile(a, 0.3))
 
 
 def test_cloud_follows_the_mouse_and_the_keys_to_its_missions(alone):
-    page = alone(
-        widgets.cloud(2 * torch.eye(3))
-    )  # three members that do not cover each other
+    page = alone(widgets.cloud(2 * torch.eye(3)))  # three that do not cover each other
     first, done = bars(page), page.locator("[data-done=true]")
     ring = [float(page.locator(".ring").get_attribute(f"c{axis}")) for axis in "xy"]
     drag(page, 0, (340, 315))  # beyond the corner B
-    assert "A 0.00, B 1.00, C 0.00" in page.locator(".member").nth(0).get_attribute(
-        "aria-label"
-    )
-    assert bars(page) != first
-    assert done.count() == 0
+    said = page.locator(".member").nth(0).get_attribute("aria-label")
+    assert "A 0.00, B 1.00, C 0.00" in said
+    assert (bars(page) != first, done.count()) == (True, 0)
     for m in range(3):
         drag(page, m, ring)
     assert bars(page)["epistemic"] < 0.005
     assert done.count() == 1
     page.get_by_role("button", name="reset").click()
     assert bars(page) == first
-    page.locator(".member").nth(1).focus()
-    page.keyboard.press("ArrowUp")
+    page.locator(".member").nth(1).press("ArrowUp")
     moved = bars(page)
     assert moved != first
     for _ in range(9):
         page.keyboard.press("c")
-    assert page.locator(".member").count() == 12
-    assert done.count() == 2
+    assert (page.locator(".member").count(), done.count()) == (12, 2)
     for _ in range(9):
         page.keyboard.press("Delete")
     assert bars(page) == pytest.approx(moved)
 
 
-def test_alarm_counts_what_the_metrics_count(alone):
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize(("at", "key"), [(0, "Home"), (1, "End")])
+def test_alarm_counts_what_the_metrics_count(alone, at, key, anew):
     hand = made_up.alarm()
     page = alone(hand)
-    known = [torch.tensor(row).double() for row in hand.data["known"]["values"]]
-    slider = page.get_by_role("slider")
+    known = [torch.DoubleTensor(row) for row in hand.data["known"]["values"]]
+    page.get_by_role("slider").press(key)
+    page.get_by_label("anew").set_checked(anew)
     for s, other in enumerate(hand.data["outside"]):
         page.get_by_role("combobox").select_option(index=s)
-        for at, key in ((0, "Home"), (1, "End")):
-            slider.focus()
-            page.keyboard.press(key)
-            values = torch.tensor(other["values"][at]).double()
-            for anew in (False, True):
-                page.get_by_label("anew").set_checked(anew)
-                line = known[at if anew else 0].quantile(0.95)
-                share, auroc = (
-                    (values > line).double().mean(),
-                    metrics.ood_detection(known[at], values).auroc,
-                )
-                shown = [
-                    page.locator(f"[data-name={name}]") for name in ("AUROC", "caught")
-                ]
-                drawn(page)
-                found = [float(each.get_attribute("data-value")) for each in shown]
-                assert found == pytest.approx([auroc, share.item()], abs=1e-6)
-                caught = [
-                    int(i) for i, v in enumerate(other["shown"]) if values[v] > line
-                ]
-                framed = [
-                    i
-                    for i, image in enumerate(page.locator("img").all())
-                    if image.get_attribute("class") == "caught"
-                ]
-                assert framed == caught
-                silent = (
-                    at == 1 and not anew
-                )  # all values are a sixteenth of those before
-                assert (
-                    "The order stays, the scale collapses"
-                    in page.locator(".seen").inner_text()
-                ) == silent
+        drawn(page)
+        values = torch.DoubleTensor(other["values"][at])
+        caught = values > known[at if anew else 0].quantile(0.95)
+        auroc = metrics.ood_detection(known[at], values).auroc
+        for name, number in {"AUROC": auroc, "caught": caught.double().mean()}.items():
+            shown = page.locator(f"[data-name={name}]").get_attribute("data-value")
+            assert float(shown) == pytest.approx(float(number), abs=1e-6)
+        framed = [
+            image.get_attribute("class") == "caught"
+            for image in page.locator("img").all()
+        ]
+        assert [i for i, yes in enumerate(framed) if yes] == [
+            i for i, v in enumerate(other["shown"]) if caught[v]
+        ]
+        silent = (
+            "The order stays, the scale collapses" in page.locator(".seen").inner_text()
+        )
+        assert silent == (at == 1 and not anew)  # a sixteenth of the values before
     assert page.locator(".uqlab-hand b").count() == 0  # the set "<b>mine</b>" is text
-    assert "<b>mine</b>" in page.locator(".seen").inner_text()
-
-
-def test_missions_of_the_alarm_are_done_by_sliding_and_by_setting_it_anew(alone):
-    page = alone(made_up.alarm())
-    done, slider, anew = (
-        page.locator("[data-done=true]"),
-        page.get_by_role("slider"),
-        page.get_by_label("anew"),
-    )
-    anew.check()
-    slider.press("End")
-    drawn(page)
-    assert done.count() == 0  # who sets it anew has not seen it fail
-    anew.uncheck()
-    drawn(page)
-    assert "only the order" in done.inner_text()
-    anew.check()
-    drawn(page)
-    assert "The order was there" in done.nth(1).inner_text()
 
 
 def test_front_recommends_as_the_scoreboard_does(alone):
     hand = made_up.front()
-    page, rng = alone(hand, "{ recommend, brief }"), np.random.default_rng(1)
-    for name, board in {
-        "made up": made_up.board(),
-        "other": made_up.board(("single", "deep", "tiles")),
-    }.items():
+    page, rng = alone(hand, "{ recommend }"), np.random.default_rng(1)
+    others = ("single", "deep", "tiles")
+    boards = {"made up": made_up.board(), "other": made_up.board(others)}
+    for name, board in boards.items():
         for _ in range(8):
             quality = str(rng.choice(["nll", "accuracy"]))
-            limits = {
-                column: float(rng.choice(places))
-                for column, _, places in hand.data["limits"]
-            }
+            limits = {c: float(rng.choice(p)) for c, _, p in hand.data["limits"]}
             limits["stored"] *= float(rng.choice([1e-9, 1, 1], p=[0.1, 0.45, 0.45]))
             expected = scoreboard.recommend(board, quality, limits)
-            asked = [
-                hand.data["boards"][name],
-                quality,
-                list(map(list, limits.items())),
-                hand.data["less"],
-            ]
-            assert (
-                page.evaluate("a => recommend(...a).reason", asked) == expected.reason
-            )
-    for number in (0.0, 1e-5, 0.00012345, 0.5, 99.96, 999.9, 123456.0, -0.0321):
-        assert page.evaluate("brief", number) == f"{number:.3g}"
-    board = made_up.board()
-    slider = page.get_by_role("slider").first
-    slider.focus()
-    page.keyboard.press("Home")
-    least = {
-        column: places[0 if column == "stored" else -1]
-        for column, _, places in hand.data["limits"]
-    }
-    expected = scoreboard.recommend(board, "nll", least)
+            asked = [hand.data["boards"][name], quality, [*map(list, limits.items())]]
+            asked.append(hand.data["less"])
+            said = page.evaluate("a => recommend(...a).reason", asked)
+            assert said == expected.reason
+    page.get_by_role("slider").first.press("Home")
+    ends = {c: p[0 if c == "stored" else -1] for c, _, p in hand.data["limits"]}
+    expected = scoreboard.recommend(boards["made up"], "nll", ends)
     page.wait_for_function(
         "said => document.querySelector('.seen').textContent.endsWith(said)",
         arg=expected.reason[1:],
     )
     assert page.locator("[data-state=dear]").count() == len(expected.refused)
-    page.locator(".method").nth(1).focus()
-    page.keyboard.press("Enter")
-    assert "deep ensemble" in page.locator(".about").inner_text()
     page.get_by_role("combobox", name="network").select_option("other")
     assert page.locator(".method").count() == 3
 
@@ -317,46 +240,6 @@ def test_a_guess_by_keys_opens_what_it_hides(alone):
     assert you.bounding_box()["x"] < answer.bounding_box()["x"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "keys", "said"),
-    [
-        ({"high": 10, "answer": 5}, [], "That is it."),
-        ({"high": 10, "answer": 12}, ["End"], "2 too low"),
-        ({"low": -1, "high": 1, "answer": -0.25}, ["Home"], "0.75 too low"),
-        ({"high": 300, "step": 100, "answer": 0}, ["End"], "300 too high"),
-        ({"high": 10}, ["End"], "Your guess: 10."),
-    ],
-)
-def test_how_far_off_a_guess_is(asked, keys, said, alone):
-    page = alone(widgets.guess("How many?", **asked))
-    for key in keys:
-        page.get_by_role("slider").press(key)
-    page.get_by_role("button").click()
-    assert page.locator(".seen").inner_text().strip().endswith(said) or said in (
-        page.locator(".seen p").first.inner_text()
-    )
-
-
-def test_a_choice_must_be_made_before_anything_opens(alone):
-    names = ["narrow", "<i>wide</i>", "none"]
-    page = alone(widgets.guess("Which?", choices=names, answer=names[1], then="So."))
-    said, done = page.locator(".seen"), page.get_by_role("button")
-    done.click()
-    assert said.inner_text() == "Choose one first."
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press(" ")
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowDown")
-    assert page.get_by_role("radio", name="none").is_checked()
-    done.click()
-    assert "Your guess: none. The answer: <i>wide</i>." in said.inner_text()
-    assert "So." in said.inner_text()
-    right = alone(widgets.guess("Which?", choices=names, answer=names[0]))
-    right.get_by_role("radio").first.check()
-    right.get_by_role("button").click()
-    assert "That is it." in right.locator(".seen").inner_text()
-
-
 def test_spectra_count_intruders_at_any_threshold(alone):
     hand = made_up.spectra()
     page, said = alone(hand), "document.querySelector('.seen').textContent"
@@ -415,140 +298,3 @@ def test_tab_reaches_every_part_which_has_a_name_and_is_seen_to_have_the_focus(
         drawn(page)
         assert page.screenshot() != with_focus, page.evaluate("window.last.outerHTML")
         page.evaluate("window.last.focus()")
-
-
-def clouds_of_pages() -> dict[str, widgets.Hand]:
-    """The clouds of pages 00 and 02, made by the cells that make them there."""
-    lean = torch.eye(3, dtype=torch.float64)[torch.arange(9) % 3]
-    names = {
-        "torch": torch,
-        "math": math,
-        "widgets": widgets,
-        "lean": lean,
-        "members": 9,
-    }
-    found = {}
-    for prefix, mark in (("00", "def cloud("), ("02", "camps = ")):
-        sources = [
-            cell.source
-            for cell in nbformat.read(parameters.find(prefix), as_version=4).cells
-        ]
-        (source,) = (each for each in sources if mark in each)
-        exec(
-            source[source.find("opinion = ") :].split("display(")[0]
-            if prefix == "02"
-            else source,
-            names,
-        )
-        made = [re.search(r"widgets\.cloud\(.*\)", each) for each in sources]
-        (call,) = (each.group() for each in made if each)
-        found[prefix] = eval(call.rstrip(","), names)
-    return found
-
-
-def test_missions_of_page_00_are_done_by_a_newcomers_mouse(alone):
-    page = alone(clouds_of_pages()["00"])
-    done, ring = page.locator("[data-done=true]"), page.locator(".ring")
-    spot = [float(ring.get_attribute(f"c{axis}")) for axis in "xy"]
-    count = page.locator(".member").count()
-    drag(page, 0, (150, 200))
-    page.get_by_role("button", name="reset").click()
-    assert done.count() == 0
-    for m in range(count):  # into the ring, each a little beside its middle
-        assert done.count() == 0
-        angle = 2 * math.pi * m / count
-        drag(page, m, (spot[0] + 6 * math.cos(angle), spot[1] + 6 * math.sin(angle)))
-    assert "the mean does not show the split" in done.inner_text()
-    page.get_by_role("button", name="reset").click()
-    page.mouse.click(*middle(page, 2))
-    before = bars(page)
-    for copies in range(9):
-        assert done.count() == 1, copies
-        page.get_by_role("button", name="copy").click()
-    assert "outvote" in done.nth(1).inner_text()
-    assert bars(page)["epistemic"] < before["epistemic"]
-    assert page.locator(".member .count").nth(2).text_content() == "×10"
-
-
-def test_missions_of_page_02_are_done_by_sorting_and_not_by_dragging(alone):
-    page = alone(clouds_of_pages()["02"])
-    done = page.locator("[data-done=true]")
-    first = bars(page)
-    assert 0.05 < first["between"] / first["epistemic"] < 0.85
-
-    def seat(groups: list[int]) -> None:
-        for k in sorted({*groups}):
-            page.get_by_role("button", name=f"group {k + 1}", exact=True).click()
-            for m in (m for m, group in enumerate(groups) if group == k):
-                page.mouse.click(*middle(page, m))
-
-    places = page.locator(".member").evaluate_all(
-        "all => all.map(each => each.getAttribute('transform'))"
-    )
-    seat([0, 0, 0, 1, 1, 1, 2, 2, 2])
-    assert bars(page)["between"] < 0.05 * first["epistemic"]
-    assert "Each group holds all opinions" in done.inner_text()
-    seat([0, 1, 2, 0, 1, 2, 0, 1, 2])
-    assert bars(page)["within"] < 0.15 * first["epistemic"]
-    assert "depending on who sits together" in done.nth(1).inner_text()
-    assert places == page.locator(".member").evaluate_all(
-        "all => all.map(each => each.getAttribute('transform'))"
-    )
-    assert bars(page)["epistemic"] == pytest.approx(
-        first["epistemic"]
-    )  # nobody has learned anything
-
-    page = alone(
-        clouds_of_pages()["02"]
-    )  # who drags the groups together has moved the members
-    corners = [
-        (50, 270),
-        (50, 270),
-        (290, 270),
-        (50, 270),
-        (290, 270),
-        (290, 270),
-        (170, 60),
-        (170, 60),
-        (170, 60),
-    ]
-    for m, corner in enumerate(corners):
-        drag(page, m, corner)
-    assert bars(page)["within"] < 0.15 * bars(page)["epistemic"]
-    assert page.locator("[data-done=true]").count() == 0
-
-
-def test_a_finger_drags_a_member_and_draws(alone):
-    def swipe(page, start, end) -> None:
-        finger = page.context.new_cdp_session(page)
-        for kind, place in (
-            ("touchStart", start),
-            ("touchMove", end),
-            ("touchMove", end),
-            ("touchEnd", None),
-        ):
-            points = [{"x": place[0], "y": place[1]}] if place else []
-            finger.send(
-                "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
-            )
-            page.wait_for_timeout(
-                100
-            )  # a finger that leaves while it moves is a fling, which the next tap only stops
-
-    page = alone(widgets.cloud(2 * torch.eye(3)), has_touch=True)
-    first, dot = bars(page), page.locator(".dot").first.bounding_box()
-    swipe(page, (dot["x"] + 5, dot["y"] + 5), (dot["x"] + 60, dot["y"] - 40))
-    assert bars(page) != first
-    assert page.evaluate("scrollY") == 0
-    page.get_by_role("button", name="copy").tap()
-    page.locator(".member").nth(3).wait_for()
-
-    page = alone(made_up.draw(), has_touch=True)
-    page.get_by_role("button", name="clear").tap()
-    canvas = page.locator("canvas")
-    place = canvas.bounding_box()
-    swipe(
-        page, (place["x"] + 60, place["y"] + 60), (place["x"] + 200, place["y"] + 200)
-    )
-    ink = "canvas => canvas.getContext('2d').getImageData(0, 0, 8, 8).data.filter(value => value > 99).length"
-    assert canvas.evaluate(ink) > 64 + 3 * 4

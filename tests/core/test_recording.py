@@ -1,7 +1,6 @@
 """What notebooks record."""
 
 import json
-import os
 import subprocess
 import sys
 from typing import NamedTuple
@@ -88,49 +87,17 @@ def test_claims_are_recorded_with_margin_and_paper(recorded):
     paper = published.kirsch.table_2.says(
         "mnist", lambda frame: frame["MI, OOD"][1] > 3 * frame["MI, OOD"][128]
     )
-    assert (
-        runs.claim(
-            "fall",
-            "It falls at least three times.",
-            np.float64(3.5) > 3,
-            margin=3.5 / 3,
-            paper=paper,
-        )
-        is True
-    )
-    assert (
-        runs.claim(
-            "none", "No image is missed.", torch.tensor(False), margin=np.float32(0.5)
-        )
-        is False
-    )
-    assert (
-        runs.claim(
-            "fall",
-            "It falls at least three times.",
-            torch.tensor(2.0) > 3,
-            margin=0,
-            paper=paper,
-        )
-        is False
-    )
-    kept = {
-        "sentence": "It falls at least three times.",
-        "holds": False,
-        "margin": 0,
-        "unit": "",
-    }
-    assert recorded()["claims"]["fall"] == kept | {
-        "paper": {"holds": False, "text": "Kirsch 2024, Table 2"},
-        "algebra": False,
-        "other_runs": False,
-        "seeds": None,
-    }
+    said = "It falls at least three times."
+    fall = {"margin": 3.5 / 3, "paper": paper}
+    assert runs.claim("fall", said, np.float64(3.5) > 3, **fall) is True
+    none = torch.tensor(False), np.float32(0.5)
+    assert runs.claim("none", "No image is missed.", none[0], margin=none[1]) is False
+    assert runs.claim("fall", said, torch.tensor(2.0) > 3, **fall) is False  # again
+    kept = recorded()["claims"]["fall"]
+    assert (kept["sentence"], kept["holds"], kept["margin"]) == (said, False, 3.5 / 3)
+    assert kept["paper"] == {"holds": False, "text": "Kirsch 2024, Table 2"}
     table = runs.claims()
-    assert list(table.index) == [
-        "It falls at least three times.",
-        "No image is missed.",
-    ]
+    assert [*table.index] == [said, "No image is missed."]
     assert table["this run"].tolist() == ["fails", "fails"]
     assert table["paper"].tolist() == ["no (Kirsch 2024, Table 2)", "–"]
     runs.begin(runs.output_dir(), "x")
@@ -138,51 +105,34 @@ def test_claims_are_recorded_with_margin_and_paper(recorded):
     assert runs.claims().empty
 
 
-def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_holds(
-    tmp_path, monkeypatch
-):
-    """With their data set, and with their own words where the claim was another."""
+@pytest.fixture
+def real(tmp_path, monkeypatch):
+    """The folder of the long runs of page x, in a project where recording has begun."""
     monkeypatch.chdir(tmp_path)
     runs.begin(tmp_path / "out", "x")
+    (folder := tmp_path / "figures" / "real" / "x").mkdir(parents=True)
+    return folder
+
+
+def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_holds(
+    real,
+):
+    """With their data set, and with their own words where the claim was another."""
     runs.claim("a", "It falls from x1 to x8", True)
     runs.claim("b", "second", False)
-    assert list(runs.claims()) == ["this run", "margin", "paper"]
-    (folder := tmp_path / "figures" / "real" / "x").mkdir(parents=True)
     said = {"a": {"sentence": "It falls from x1 to x32", "holds": False},
             "b": {"sentence": "second", "holds": True}}  # fmt: skip
-    (folder / "results.json").write_text(json.dumps({"claims": said}))
-    assert list(runs.claims()) == ["this run", "margin", "paper"]
-    (folder / "manifest.json").write_text(
-        '{"parameters": {"dataset": "mnist"}, "uqlab": "0.1.0"}'
-    )
-    pd.DataFrame(
-        {
-            "seed": [0, 1, 2],
-            "claim_a": [True, False, True],
-            "claim_b": [None, True, True],
-        }
-    ).to_csv(folder / "table.csv", index=False)
-    assert list(runs.claims()["`real` run"]) == [
+    (real / "results.json").write_text(json.dumps({"claims": said}))
+    assert [*runs.claims()] == ["this run", "margin", "paper"]  # not finished
+    about = {"parameters": {"dataset": "mnist"}, "uqlab": "0.1.0"}
+    (real / "manifest.json").write_text(json.dumps(about))
+    table = {"seed": [0, 1, 2], "claim_a": [True, False, True]}
+    table["claim_b"] = [None, True, True]
+    pd.DataFrame(table).to_csv(real / "table.csv", index=False)
+    assert [*runs.claims()["`real` run"]] == [
         "2 of 3 seeds, mnist, uqlab 0.1.0: “It falls from x1 to x32”",
         "2 of 2 seeds, mnist, uqlab 0.1.0",
     ]
-
-
-def test_the_table_of_claims_shows_runs_of_the_same_page_on_sentences(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (folder := tmp_path / "figures" / "real" / "x").mkdir(parents=True)
-    rows = {"run_notebook": ["notebooks/studies/x_study.ipynb"] * 3}
-    rows |= {"claim_a": [True, False, True], "claim_b": [True, True, True]}
-    pd.DataFrame(rows).to_csv(folder / "sentences.csv", index=False)
-    runs.begin(tmp_path / "out", "x_study")
-    runs.claim("a", "It falls.", True)
-    runs.claim("c", "It was not asked there.", True)
-    assert list(runs.claims()["sentences"]) == ["2 of 3 seeds", "–"]
-    runs.begin(tmp_path / "out", "x")  # its lesson
-    runs.claim("a", "Another claim of that name.", True)
-    assert "sentences" not in runs.claims()
 
 
 def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
@@ -190,85 +140,57 @@ def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
 ):
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "figures" / "seeds").mkdir(parents=True)
-    held = {
-        "claim": ["always", "often", "rarely", "once", "new"],
-        "sentence": [
-            *("It always holds.", "It often holds.", "It rarely holds."),
-            *("It once holds.", "This was claimed of other data."),
-        ],
-        "1": [True, True, False, False, True],
-        "2": [True, False, False, False, True],
-        "3": [True, True, True, True, True],
+    rows = {  # name: in the seeds 1 to 3, here, what is said of it
+        "always": ("111", True, "clear", "3 of 3"),
+        "often": ("101", True, "narrow", "2 of 3"),
+        "once": ("001", True, "unsettled", "1 of 3"),
+        "rarely": ("001", False, "fails", "1 of 3"),
     }
-    pd.DataFrame(held).to_csv(folder / "x.csv", index=False)
+    held = pd.DataFrame(
+        [[n, f"It {n} holds.", *(c == "1" for c in r[0])] for n, r in rows.items()],
+        columns=["claim", "sentence", "1", "2", "3"],
+    )
+    held.loc[4] = ["new", "This was claimed of other data.", True, True, True]
+    held.to_csv(folder / "x.csv", index=False)
     runs.begin(tmp_path / "out", "x")
-    for name, holds in {
-        "always": True,
-        "often": True,
-        "once": True,
-        "rarely": False,
-    }.items():
+    for name, (_, holds, *_) in rows.items():
         runs.claim(name, f"It {name} holds.", holds)
     runs.claim("identity", "The parts add up.", True, algebra=True)
     runs.claim("new", "This was claimed later.", True)
     runs.claim("long", "It holds on all of MNIST.", True, other_runs=True)
     table = runs.claims()
-    assert table["this run"].tolist() == [
-        "clear",
-        "narrow",
-        "unsettled",
-        "fails",
-        "algebra",
-        "holds",
-        "holds",
-    ]
-    counted = ["3 of 3", "2 of 3", *["1 of 3"] * 2, "–", "–", "other runs"]
-    assert table["other seeds"].tolist() == counted
+    said = [row[2] for row in rows.values()]
+    assert table["this run"].tolist() == [*said, "algebra", "holds", "holds"]
+    counted = [row[3] for row in rows.values()]
+    assert table["other seeds"].tolist() == [*counted, "–", "–", "other runs"]
 
 
-def test_a_number_of_the_long_runs_is_their_mean_and_spread(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    runs.begin(tmp_path / "out", "x")
+def test_a_number_of_the_long_runs_is_their_mean_and_spread(real):
     assert runs.committed("mi_1") == "–"
-    (folder := tmp_path / "figures" / "real" / "x").mkdir(parents=True)
-    table = pd.DataFrame(
-        {"seed": [0, 1, 2], "mi_1": [1.0, 2.0, 3.0], "mi_2": [None, None, 0.5]}
-    )
-    table.to_csv(folder / "table.csv", index=False)
+    table = {"seed": [0, 1, 2], "mi_1": [1.0, 2.0, 3.0], "mi_2": [None, None, 0.5]}
+    pd.DataFrame(table).to_csv(real / "table.csv", index=False)
     assert runs.committed("mi_1") == "2.000 ± 1.000"
     assert runs.committed("mi_2", ".1f") == "0.5"
     assert runs.committed("mi_3") == "–"
 
 
-def test_claims_that_claim_nothing_are_refused(recorded):
-    runs.claim("kept", "It is so.", True)
-    for wrong in (1, "yes", None, np.array([True, False])):
-        with pytest.raises(TypeError, match="claim x: holds"):
-            runs.claim("x", "It is so.", wrong)
-    for wrong in ("", "  "):
-        with pytest.raises(ValueError, match="claim x: the sentence"):
-            runs.claim("x", wrong, True)
-    with pytest.raises(ValueError, match="margin of x is nan"):
-        runs.claim("x", "It is so.", True, margin=float("nan"))
-    for wrong in ("1", True, [1, 2]):
-        with pytest.raises(TypeError, match="claim x: the margin"):
-            runs.claim("x", "It is so.", True, margin=wrong)
-    with pytest.raises(TypeError, match="claim x: paper is 'yes'"):
-        runs.claim("x", "It is so.", True, paper="yes")
-    with pytest.raises(ValueError, match="claimed kept with another sentence"):
-        runs.claim("kept", "It is not so.", True)
-    assert list(recorded()["claims"]) == ["kept"]
-
-
-def test_results_appear_whole(recorded, monkeypatch):
-    runs.record("first", 1)
-    monkeypatch.setattr(
-        os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full"))
-    )
-    with pytest.raises(OSError, match="disk full"):
-        runs.record("second", 2)
-    assert recorded()["numbers"] == {"first": 1}
-    assert [path.name for path in runs.output_dir().iterdir()] == ["results.json"]
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"holds": 1}, "x: holds"),
+        ({"holds": np.array([True, False])}, "x: holds"),
+        ({"sentence": " "}, "x: the sentence"),
+        ({"margin": float("nan")}, "margin of x is nan"),
+        ({"margin": "1"}, "x: the margin"),
+        ({"paper": "yes"}, "x: paper"),
+        ({"name": "kept"}, "another sentence"),
+    ],
+)
+def test_claims_that_claim_nothing_are_refused(recorded, given, words):
+    runs.claim("kept", "It is not so.", True)
+    with pytest.raises((TypeError, ValueError), match=words):
+        runs.claim(**{"name": "x", "sentence": "It is so.", "holds": True} | given)
+    assert [*recorded()["claims"]] == ["kept"]
 
 
 def test_begin_by_hand_writes_beside_the_notebooks_folder(tmp_path, monkeypatch):

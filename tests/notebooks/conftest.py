@@ -1,8 +1,8 @@
 """What the tests of pages share."""
 
-import json
-
 import pytest
+
+from uqlab.core.files import read_json
 
 
 @pytest.fixture
@@ -11,6 +11,6 @@ def results(pages):
 
     def read(name, **changes):
         folder = pages(name, **changes)
-        return json.loads((folder / "results.json").read_text()), folder
+        return read_json(folder / "results.json"), folder
 
     return read

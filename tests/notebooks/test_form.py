@@ -1,4 +1,4 @@
-"""A page's form: folded cells of drawing, sections that every page has; tools/pages.py has the lessons' limits."""
+"""A page's form, without a run; tools/pages.py has the lessons' limits."""
 
 import ast
 import csv
@@ -8,14 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
-from small_pages import code_of, solutions
+from small_pages import code_of, solutions, sources
 
 from uqlab.runs import parameters
 
+ROOT = Path(__file__).parents[2]
 LESSONS = parameters.all_notebooks()
-STUDIES = [
-    path for path in parameters.all_notebooks("studies") if path.stem.endswith("_study")
-]
+ALL_STUDIES = parameters.all_notebooks("studies")
+STUDIES = [path for path in ALL_STUDIES if path.stem.endswith("_study")]
 
 
 def each(paths):
@@ -26,106 +26,68 @@ pages = each([*LESSONS, *STUDIES])
 
 
 @functools.cache
-def cells(path, kind=None):
-    return [
-        cell
-        for cell in json.loads(path.read_text())["cells"]
-        if kind in (None, cell["cell_type"])
-    ]
+def cells(path):
+    return json.loads(path.read_text())["cells"]
 
 
 def source(cell):
     return "".join(cell["source"])
 
 
-def text(path):
-    return "\n\n".join(source(cell) for cell in cells(path, "markdown"))
-
-
 def tags(cell):
     return cell["metadata"].get("tags", [])
 
 
-def is_drawing(cell):
-    return "hide-input" in tags(cell)
-
-
-def lines(cell):
-    return [line for line in source(cell).splitlines() if line.strip()]
-
-
 @pages
 def test_drawing_cells_are_folded_and_nothing_is_stored(path):
-    for cell in cells(path, "code"):
-        assert cell["metadata"].get("jupyter", {}).get(
-            "source_hidden", False
-        ) == is_drawing(cell), source(cell)
-        assert not cell["outputs"]
-        assert cell["execution_count"] is None
+    for cell in [cell for cell in cells(path) if cell["cell_type"] == "code"]:
+        folded = cell["metadata"].get("jupyter", {}).get("source_hidden", False)
+        assert folded == ("hide-input" in tags(cell)), source(cell)
+        assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
 @pages
 def test_the_parameters_cell_says_what_each_means(path):
-    (cell,) = [cell for cell in cells(path, "code") if "parameters" in tags(cell)]
-    for line in lines(cell):
-        (statement,) = ast.parse(line).body
-        ast.literal_eval(statement.value)
+    (cell,) = [cell for cell in cells(path) if "parameters" in tags(cell)]
+    for line in filter(str.strip, source(cell).splitlines()):
+        ast.literal_eval(ast.parse(line).body[0].value)
         assert re.search(r"  # \w", line), line
 
 
 @each(LESSONS)
 def test_a_lesson_opens_with_its_question_and_ends_with_exercises(path):
-    first = source(cells(path)[0])
+    first, text = source(cells(path)[0]), "\n\n".join(sources(path, "markdown"))
     assert first.startswith(f"# {path.stem[:2]} · ")
     assert "?" in first
-    titles = re.findall(r"^## (?:\d+\. )?(.+)$", text(path), re.MULTILINE)
-    assert titles[-1] == "Exercises"
-    code = "\n".join(map(source, cells(path, "code")))
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE)[-1] == "Exercises"
+    assert len(solutions(path)) >= 2, "each solution has a block of ```python"
+    code = "\n".join(sources(path, "code"))
     assert "widgets.guess(" in code
     assert "runs.claims()" in code
-    exercises = text(path).split("## Exercises\n")[1]
-    assert exercises.count("min)") >= 2, "each exercise says how hard and how long"
-    assert len(solutions(path)) >= 2, "each solution has a block of ```python"
-    study = path.parent / "studies" / f"{path.stem}_study.ipynb"
-    assert f"](studies/{study.name})" in text(path)
-    assert study.exists()
-
-
-@each(STUDIES)
-def test_a_study_names_its_lesson_and_its_claims(path):
-    lesson = f"{path.stem.removesuffix('_study')}.ipynb"
-    assert f"](../{lesson})" in text(path)
-    assert "runs.claims()" in "\n".join(map(source, cells(path, "code")))
 
 
 COMMITTED = {"17_cheap_ensembles_study", "photographs", "active_learning"}
-CLAIMING = [
-    path
-    for path in parameters.all_notebooks("studies")
-    if path.stem != "saved_logits"  # which claims nothing
-]
 
 
-@each([*LESSONS, *CLAIMING])
+@each([*LESSONS, *(path for path in ALL_STUDIES if path.stem != "saved_logits")])
 def test_claims_are_judged_on_five_other_seeds_of_a_pages_present_code(path):
     if path.stem in COMMITTED:  # all that they claim is of committed runs
-        claims = "\n".join(map(source, cells(path, "code"))).split("runs.claim(")[1:]
+        claims = "\n".join(sources(path, "code")).split("runs.claim(")[1:]
         assert all("other_runs=True" in claim for claim in claims)
         return
-    root = Path(__file__).parents[2]
-    with (root / "figures" / "seeds" / f"{path.stem}.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    seeds = [name for name in rows[0] if name.isdigit()]
-    assert len(seeds) == 5
-    assert "0" not in seeds
+    text = (ROOT / "figures" / "seeds" / f"{path.stem}.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    seeds = {name for name in rows[0] if name.isdigit()}
+    assert len(seeds - {"0"}) == 5
     assert {row["code"] for row in rows} == {code_of(path)}
 
 
-@pages
-def test_links_of_a_page_lead_to_files(path):
-    targets = re.findall(r"\]\((?!https?:|attachment:|#)([^)\s]+)\)", text(path))
-    assert [
-        target
-        for target in targets
-        if not (path.parent / target.split("#")[0]).exists()
-    ] == []
+@each([*LESSONS, *ALL_STUDIES])
+def test_links_lead_to_files_and_the_first_cell_installs_nothing(path):
+    text = "\n\n".join(sources(path, "markdown"))
+    targets = re.findall(r"\]\((?!https?:|attachment:|#)([^)#\s]+)", text)
+    assert [name for name in targets if not (path.parent / name).exists()] == []
+    code = "\n".join(sources(path, "code"))
+    said = r"# %pip install '(.+)\[notebooks\]'  # where uqlab is missing"
+    assert (path.parent / re.match(said, code)[1] / "pyproject.toml").is_file()
+    assert not re.search(r"^[%!]", code, re.MULTILINE)

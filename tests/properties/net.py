@@ -1,4 +1,4 @@
-"""The net: one call with one or two bad arguments, and what must hold after it, whatever came of it."""
+"""The net: one call with bad arguments, and what must hold after it, whatever came of it."""
 
 import contextlib
 import gc
@@ -43,129 +43,82 @@ BAD: list[Any] = [
     np.zeros((2, 2)), torch.tensor(2.0), torch.tensor(2), torch.zeros(0), torch.zeros(0, 3), torch.ones(3, 2, 2, 2, 2),
     nn.Linear(3, 2),
 ]  # fmt: skip
+TYPES = ["float16", "float64", "bfloat16", "int64", "uint8", "bool", "complex64"]
 
 
 def spoiled(value: Any) -> list[Any]:
     """What comes near a valid value, or is as good."""
-    if isinstance(value, nn.Module):
-        meta = uqlab.models.mlp(8, (6,), 4, dropout=0.0).to("meta")
-        return [
-            nn.Linear(3, 2),
-            nn.Identity(),
-            nn.Sequential(),
-            meta,
-            uqlab.models.mlp(8, (6,), 4).half(),
-        ]
-    if isinstance(value, torch.Tensor):
-        x, n = value, value.numpy()
-        more = [
-            x[None],
-            x[:0],
-            torch.cat([x, x]),
-            x.tolist(),
-            n,
-            n.astype(">f4"),
-            n.astype(str),
-            n.astype(object),
-            x.to("meta"),
-        ]
-        more += [
-            x.to(t)
-            for t in (
-                torch.float16,
-                torch.float64,
-                torch.bfloat16,
-                torch.int64,
-                torch.uint8,
-                torch.bool,
-            )
-        ]
-        more += [
-            x.to(torch.complex64),
-            x.to_sparse(),
-            x * math.nan,
-            x.double() * 1e30,
-            -x,
-            torch.zeros_like(x),
-        ]
-        return more + (
-            [x[0], x[..., :1], x.mT if x.ndim > 1 else x.flip(0)] if x.ndim else []
-        )
-    if isinstance(value, bool | str) or value is None:
-        return []
-    if isinstance(value, int | float):
-        return [-value, value + 1000, value + 0.5, str(value), [value]]
-    if isinstance(value, list | tuple) and value:
-        return [value[:0], [*value, *value], [*value, None], [value], value[0]]
-    if isinstance(value, Mapping) and value:
-        return [{**value, "more": None}, dict.fromkeys(value), list(value)]
+    match value:
+        case nn.Module():
+            mlp = uqlab.models.mlp(8, (6,), 4, dropout=0.0)
+            others = nn.Linear(3, 2), nn.Identity(), nn.Sequential()
+            return [*others, mlp.to("meta"), uqlab.models.mlp(8, (6,), 4).half()]
+        case torch.Tensor():
+            x, n = value, value.numpy()
+            whole = [x[None], x[:0], torch.cat([x, x])] if x.ndim else []
+            whole += [x[0], x[..., :1], x.mT if x.ndim > 1 else x] if x.ndim else []
+            arrays = [x.tolist(), n, n.astype(">f4"), n.astype(str), n.astype(object)]
+            kinds = [x.to(getattr(torch, name)) for name in TYPES]
+            kinds += [x.to("meta"), x.to_sparse(), torch.zeros_like(x)]
+            return [*whole, *arrays, *kinds, x * math.nan, x.double() * 1e30, -x]
+        case bool() | str() | None:
+            return []
+        case int() | float():
+            return [-value, value + 1000, value + 0.5, str(value), [value]]
+        case list() | tuple() if value:
+            return [value[:0], [*value, *value], [*value, None], [value], value[0]]
+        case Mapping() if value:
+            return [{**value, "more": None}, dict.fromkeys(value), list(value)]
     return []
 
 
 def state() -> dict[str, Any]:
     """What no call may change, besides its arguments; torch itself sets a variable of its own."""
-    hooks = torch.nn.modules.module
     return {
         "torch's generator": hash(torch.get_rng_state().numpy().tobytes()),
         "NumPy's generator": hash(str(np.random.get_state())),  # noqa: NPY002  (the global one is what is looked at)
         "Python's generator": hash(random.getstate()), "grad": torch.is_grad_enabled(),
         "dtype": torch.get_default_dtype(), "threads": torch.get_num_threads(), "folder": os.getcwd(),
         "environment": hash(frozenset(v for v in os.environ.items() if "TORCH" not in v[0])),
-        "style": hash(str(sorted(mpl.rcParams.items()))), "hooks": len(hooks._global_forward_hooks),
+        "style": hash(str(sorted(mpl.rcParams.items()))), "hooks": len(nn.modules.module._global_forward_hooks),
         "determinism": torch.are_deterministic_algorithms_enabled(),
     }  # fmt: skip
 
 
 def content(thing: Any) -> Any:
     """A fingerprint of an argument: values, modes and hooks."""
-    if isinstance(thing, nn.Module):
-        hooks = [
-            len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks)
-            for m in thing.modules()
-        ]
-        modes = [m.training for m in thing.modules()]
-        grads = [(p.requires_grad, p.grad is None) for p in thing.parameters()]
-        held = [
-            (n, None if p.is_meta else fingerprint(p))
-            for n, p in thing.state_dict().items()
-        ]
-        return hooks, modes, grads, held
-    if isinstance(thing, torch.Tensor):
-        dense = not thing.is_meta and thing.layout is torch.strided
-        return fingerprint(thing) if dense else (thing.shape, thing.dtype)
-    if isinstance(thing, np.ndarray):
-        return thing.tobytes(), thing.dtype, thing.shape
-    if isinstance(thing, list | tuple):
-        return [content(each) for each in thing]
-    if isinstance(thing, Mapping):
-        return [(repr(key), content(each)) for key, each in thing.items()]
-    return repr(thing) if isinstance(thing, int | float | str | None) else None
+    match thing:
+        case nn.Module():
+            hooks = [
+                len(m._forward_hooks) + len(m._forward_pre_hooks)
+                for m in thing.modules()
+            ]
+            modes = [m.training for m in thing.modules()]
+            grads = [(p.requires_grad, p.grad is None) for p in thing.parameters()]
+            held = [(n, content(p)) for n, p in thing.state_dict().items()]
+            return hooks, modes, grads, held
+        case torch.Tensor():
+            dense = not thing.is_meta and thing.layout is torch.strided
+            return fingerprint(thing) if dense else (thing.shape, thing.dtype)
+        case np.ndarray():
+            return thing.tobytes(), thing.dtype, thing.shape
+        case list() | tuple():
+            return [content(each) for each in thing]
+        case Mapping():
+            return [(repr(key), content(each)) for key, each in thing.items()]
+        case int() | float() | str():
+            return repr(thing)
+    return None
 
 
 def called(thing: Any, given: dict[str, Any]) -> Any:
     """Call a function with arguments by name; of one that takes any number by position, `given` names the tuple."""
-    kinds = {name: p.kind for name, p in inspect.signature(thing).parameters.items()}
-    several = next(
-        (
-            name
-            for name, kind in kinds.items()
-            if kind is inspect.Parameter.VAR_POSITIONAL
-        ),
-        None,
-    )
-    args = []
+    parameters = inspect.signature(thing).parameters.values()
+    args: list[Any] = []
+    several = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
     if several:
-        args = [
-            given[n]
-            for n in kinds
-            if n in given and kinds[n] is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        ]
-        args += [given[several]] if several in given else []
-        given = {
-            n: v
-            for n, v in given.items()
-            if kinds.get(n) is inspect.Parameter.KEYWORD_ONLY
-        }
+        first = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        args = [given.pop(name) for name in [*first, *several] if name in given]
     result = thing(*args, **given)
     if isinstance(result, contextlib.AbstractContextManager):
         with result:
@@ -173,50 +126,32 @@ def called(thing: Any, given: dict[str, Any]) -> Any:
     return result
 
 
-def faults(
-    name: str, thing: Any, change: dict[str, Any], outcome: list[str] | None = None
-) -> list[str]:
-    """What is wrong with a call of `name` with some arguments changed: an empty list if nothing is.
-
-    outcome: gets "worked" or "refused".
-    """
+def faults(name: str, thing: Any, change: dict[str, Any]) -> list[str]:
+    """What is wrong with a call of `name` with some arguments changed: an empty list if nothing is."""
     given = valid(name, thing) | change
     before = {parameter: content(value) for parameter, value in given.items()}
-    around, found, error = state(), [], None
+    found = []
     with (
         warnings.catch_warnings(record=True) as warned,
         contextlib.redirect_stdout(None),
         inside(),
     ):
         warnings.simplefilter("always")
-        here = os.getcwd()
-        around["folder"] = here
+        around = state()
         try:
-            result = called(thing, given)
-            said = any(
-                "NaN" in str(warning.message) for warning in warned
-            )  # as ensemble_spectra says of rank
+            result = called(thing, dict(given))
+            said = any("NaN" in str(each.message) for each in warned)
             if not said and not name.startswith(MAY_BE_NAN) and has_nan(result):
                 found.append("a result is NaN")
-        except Exception as raised:
-            error = raised
+        except Exception as error:
+            found += bug(error, thing, change)
         drawn = "torch's generator" if name.startswith(DRAWS) else ""
-        found += [
-            f"{what} is changed"
-            for what, v in state().items()
-            if v != around[what] and what != drawn
-        ]
+        now = state()
+        found += [f"{k} is changed" for k in now if now[k] != around[k] and k != drawn]
     plt.close("all")
-    if outcome is not None:
-        outcome.append("worked" if error is None else "refused")
-    if error is not None:
-        found += bug(error, thing, change)
-    changed = CHANGED.get(name, set())
-    found += [
-        f"the argument {p} is changed"
-        for p in given
-        if p not in changed and content(given[p]) != before[p]
-    ]
+    for parameter in given.keys() - CHANGED.get(name, set()):
+        if content(given[parameter]) != before[parameter]:
+            found.append(f"the argument {parameter} is changed")
     return found
 
 
@@ -249,9 +184,8 @@ def bug(error: Exception, thing: Any, change: dict[str, Any]) -> list[str]:
     for name, value in change.items():
         if name not in parameters or not fits(value, parameters[name].annotation):
             return []
-    return [
-        f"a bug: {type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:150]}"
-    ]
+    place = f"{Path(last.filename).name}:{last.lineno}"
+    return [f"a bug: {type(error).__name__} at {place}: {str(error)[:150]}"]
 
 
 def fits(value: Any, annotation: Any) -> bool:
@@ -264,14 +198,14 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def has_nan(result: Any) -> bool:
-    if (
-        isinstance(result, torch.Tensor)
-        and result.is_floating_point()
-        and not result.is_meta
-    ):
-        return bool(result.isnan().any())
-    if isinstance(result, float):
-        return math.isnan(result)
-    if isinstance(result, tuple | list):
-        return any(map(has_nan, result))
-    return isinstance(result, Mapping) and any(map(has_nan, result.values()))
+    match result:
+        case torch.Tensor():
+            whole = result.is_meta or not result.is_floating_point()
+            return not whole and bool(result.isnan().any())
+        case float():
+            return math.isnan(result)
+        case tuple() | list():
+            return any(map(has_nan, result))
+        case Mapping():
+            return any(map(has_nan, result.values()))
+    return False

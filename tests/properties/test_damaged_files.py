@@ -1,0 +1,93 @@
+"""Files with bytes flipped, cut or inserted are refused, or read as what they were: never as something else."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from net import content
+from small_networks import images, vit
+
+from uqlab import data, ensembles, heads, training
+from uqlab.core.files import sha256, write
+from uqlab.runs.manifest import Manifest, finished
+
+ONCE = {"lr": 0.1, "progress": False}
+
+
+def saved_ensemble(folder, file):
+    (x, y), ensemble = images(6), ensembles.lora(vit(), 2, 2)
+    training.fit(ensemble, x, y, epochs=1, **ONCE)
+    ensemble.save_pretrained(folder)
+    return folder / file, lambda: ensembles.from_pretrained(folder, vit())(x)
+
+
+def checkpoint(folder):
+    x, y = images(6)
+
+    def train():
+        ensemble = ensembles.lora(vit(), 2, 2)
+        training.fit(ensemble, x, y, epochs=2, resume=folder, **ONCE)
+        return ensemble.state_dict()
+
+    return folder / "training.pt", train
+
+
+def circuit(folder):
+    (x, y), net = images(6), vit()
+    how = {"budget": 2, "checkpoint": folder / "circuit", "progress": False}
+    read = lambda: heads.greedy_circuit(net, x, y, x.flip(0), **how).scores  # noqa: E731
+    return folder / "circuit", read
+
+
+def own_images(folder):
+    x, y = images(6)
+    np.savez(folder / "own.npz", x=(255 * x.numpy()).astype(np.uint8), y=y.numpy())
+    return folder / "own.npz", lambda: data.load(folder / "own.npz").inputs
+
+
+def finished_run(folder, file):
+    write(folder / "results.json", json.dumps({"numbers": {"a": 1}}))
+    files = {"results.json": sha256(folder / "results.json")}
+    Manifest(files=files, parameters={"seed": 0}, seconds=1.5).save(folder)
+
+    def read():
+        if not finished(folder):
+            raise ValueError("the run is computed anew")
+        return json.loads((folder / "manifest.json").read_text())
+
+    return folder / file, read
+
+
+KINDS = {
+    "weights": lambda f: saved_ensemble(f, "ensemble.safetensors"),
+    "description": lambda f: saved_ensemble(f, "uqlab.json"),
+    "checkpoint": checkpoint,
+    "circuit": circuit,
+    "images": own_images,
+    "manifest": lambda f: finished_run(f, "manifest.json"),
+    "results": lambda f: finished_run(f, "results.json"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_file_is_refused_or_read_as_it_was(kind, tmp_path):
+    path, read = KINDS[kind](tmp_path)
+    first = content(read())
+    whole = path.read_bytes()
+
+    @given(st.data())
+    def damage(draw):
+        at = draw.draw(st.integers(0, len(whole) - 1))
+        more = draw.draw(st.binary(max_size=9))
+        cut = draw.draw(st.sampled_from([0, 1, 64, len(whole)]))
+        path.write_bytes(whole[:at] + more + whole[at + cut :])
+        try:
+            found = read()
+        except (ValueError, RuntimeError, OSError):
+            return
+        assert content(found) == first
+
+    damage()
