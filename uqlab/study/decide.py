@@ -202,7 +202,7 @@ class Martingale:
     """
 
     def __init__(self, scores: ArrayLike, seed: int = 0):
-        self.seen = sorted(as_scores(scores).tolist())
+        self.seen = sorted(as_scores(scores).double().tolist())
         self.generator = np.random.default_rng(seed)
         self.capital = np.full(4, 1 / 4)
         self.log_wealth = 0.0
@@ -216,7 +216,7 @@ class Martingale:
             [samples], higher = more uncertain.
         """
         logs = []
-        for score in as_scores(scores).tolist():
+        for score in as_scores(scores).double().tolist():
             self._bet(self._p_value(score))
             logs.append(self.log_wealth)
         return torch.tensor(logs, dtype=torch.float64).exp()

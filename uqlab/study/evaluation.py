@@ -127,7 +127,7 @@ def evaluate(
     >>> round(result["accuracy"].value, 3), round(result["accuracy"].baseline, 3)
     (0.667, 0.667)
     """
-    by_name("ood", ood or {}, '{"a name": ...}')
+    by_name("ood", {} if ood is None else ood, '{"a name": ...}')
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     how = {"batch_size": batch_size, "precision": precision, "reduce": _reduced}
     networks = all(isinstance(each, nn.Module) for each in models.values())

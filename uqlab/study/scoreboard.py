@@ -50,7 +50,6 @@ def measure(
     validation: Any = None,
     shifted: Sets | None = None,
     method_kwargs: Mapping[str, dict] | None = None,
-    models: dict[tuple[str, int], nn.Module] | None = None,
     repeats: int = 10,
     **settings: Any,
 ) -> pd.DataFrame:
@@ -77,8 +76,6 @@ def measure(
     method_kwargs
         Settings of single methods, by name; `settings` are for all. Both are those of
         `methods.train`.
-    models
-        A dictionary to fill: (method, seed) -> trained ensemble.
     repeats
         Rounds of the timing, in which the ensemble and the single network take turns.
 
@@ -109,8 +106,6 @@ def measure(
         row |= _quality(model, test, validation, shifted or {})
         row |= _detection(model, train, test, ood, scores)
         rows.append(row | _cost(model, backbone, test.inputs, repeats))
-        if models is not None:
-            models[row["method"], row["seed"]] = model
     return pd.DataFrame(rows)
 
 
