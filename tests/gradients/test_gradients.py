@@ -118,14 +118,6 @@ def perturbed(inputs, count, sigma, seed=0):
     return torch.cat([torch.zeros_like(noise[:1]), sigma * noise])
 
 
-def head_norms(model, inputs, q):
-    """(||[h; 1]||_q, p) of a Sequential that ends in a linear layer."""
-    h = model[:-1](inputs).detach()
-    return torch.cat([h, torch.ones_like(h[:, :1])], 1).norm(q, 1), model(
-        inputs
-    ).detach().softmax(1)
-
-
 @pytest.mark.parametrize("norm", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_norms_are_those_of_a_loop_over_samples_and_classes(name, norm):
@@ -223,27 +215,6 @@ def test_tensors_by_name():
     p = model(**by_name).softmax(1)
     h = (x + model.embed(kind)).tanh().abs().sum(1)
     near(gradients.gradnorm(model, by_name), -h * (p - 1 / 3).abs().sum(1))
-
-
-def test_closed_forms_of_the_last_layer():
-    model, inputs = make("mlp", 9)
-    for q in (1, 2):
-        size, p = head_norms(model, inputs, q)
-        expected = (
-            2 * (1 - p)
-            if q == 1
-            else (1 - 2 * p + p.square().sum(1, keepdim=True)).sqrt()
-        )
-        norms, names, _ = gradients.gradient_norms(model, inputs, norm=q, layers="last")
-        assert names == ["7"]
-        near(norms[0], size[:, None] * expected)
-    one, two = head_norms(model, inputs, 1)[0], head_norms(model, inputs, 2)[0]
-    near(gradients.exgrad(model, inputs), 2 * one * (p * (1 - p)).sum(1))
-    norms, _, log_p = gradients.gradient_norms(model, inputs, layers="last")
-    fisher = gradients.reduce_norms(norms, log_p, reduction="B").square()
-    near(fisher, two.square() * (1 - p.square().sum(1)))
-    weightless = one - 1
-    near(gradients.gradnorm(model, inputs), -weightless * (p - 1 / 4).abs().sum(1))
 
 
 @pytest.mark.parametrize("norm", [1, 2])

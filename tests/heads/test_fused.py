@@ -180,16 +180,6 @@ def test_multiply_adds_are_those_of_the_members():
 
 
 # Passes ---------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["vit", "bert", "text"])
-@pytest.mark.parametrize("sets", [EVEN, RAGGED], ids=["even", "ragged"])
-def test_members_in_turn_or_together(name, sets):
-    fused, x = heads.fuse(tuned(pruned(name, sets))), inputs(name, 7)
-    fused.mode = "loop"
-    expected = fused(x)
-    fused.mode = "vmap"
-    near(fused(x), expected)
-    fused.chunk_size = 2
-    near(fused(x), expected)
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -217,29 +207,6 @@ def test_fine_tuned_apart_then_fused():
     )
     assert torch.equal(fused(x), alike(x))
     assert (fused(x) - ensemble(x)).abs().max() > 1e-4  # the MLPs are no longer equal
-
-
-@SETS_OF_THREE
-def test_shards_share_memory(sets):
-    """With frozen MLPs and embeddings no trained parameter is shared: members can be trained separately."""
-    fused, x = heads.fuse(tuned(pruned("vit", sets))), inputs()
-    assert not fused.can_shard()
-    for p in fused.shared_parameters():
-        p.requires_grad_(False)
-    assert fused.can_shard()
-    assert not fused.shared_parameters()
-    logits = fused(x)
-    for rows in (slice(0, 1), slice(1, 3), slice(0, 2)):
-        shard = fused.shard(rows)
-        near(shard(x), logits[rows])
-        near(shard.member(0)(x), logits[rows][0])
-        assert shard.can_shard()
-    with torch.no_grad():
-        for p in fused.shard(slice(1, 3)).parameters():
-            if p.requires_grad:
-                p.zero_()
-    assert (fused(x)[1:] == 0).all()
-    near(fused(x)[0], logits[0])
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

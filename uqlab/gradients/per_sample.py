@@ -98,7 +98,7 @@ class SampleGradients:
         p = logits.detach().softmax(1)
         powers = []
         for c in classes:
-            seed = cotangent(p, c) / copies
+            seed = _cotangent(p, c) / copies
             errors = torch.autograd.grad(logits, probes, seed, retain_graph=True)
             pairs = zip(grams, errors, strict=True)
             sums = [(gram * _gram(d, n, self.q)).sum((1, 2)) for gram, d in pairs]
@@ -147,7 +147,7 @@ class SampleGradients:
         p = logits.detach().softmax(1)
         powers = []
         for c in classes:
-            (gradients,) = pull(cotangent(p, c) / len(p))
+            (gradients,) = pull(_cotangent(p, c) / len(p))
             sums: dict[str, Any] = dict.fromkeys(self.names, 0)
             for key, gradient in gradients.items():
                 power = torch.linalg.vector_norm(gradient, self.q) ** self.q
@@ -206,7 +206,7 @@ def _logits(model: nn.Module, parameters: Tensors, x: Inputs) -> Tensor:
     return logits
 
 
-def cotangent(p: Tensor, c: int) -> Tensor:
+def _cotangent(p: Tensor, c: int) -> Tensor:
     """Return the gradient e_c - p of log p_c by the logits, [rows, classes].
 
     1 - p_c is the sum of the other entries, which keeps its digits if p_c is near 1.

@@ -167,7 +167,7 @@ def _scores(
 
 @contextlib.contextmanager
 def _predictor(model: nn.Module, batch_size: int, precision: str) -> Iterator[Callable]:
-    """Yield a function that predicts without some heads: `CachedNetwork.logits`.
+    """Yield a function that predicts without some heads: `_CachedNetwork.logits`.
 
     It returns confidence and classes [1 + heads, samples]. On a CPU, batches in several
     threads are faster than products that are split over several cores: those wait for
@@ -178,7 +178,7 @@ def _predictor(model: nn.Module, batch_size: int, precision: str) -> Iterator[Ca
     workers = threads if device.type == "cpu" else 1
     networks = queue.SimpleQueue()
     for _ in range(workers):
-        networks.put(CachedNetwork(model))
+        networks.put(_CachedNetwork(model))
 
     def predict(removed, heads, inputs):
         def job(low):
@@ -203,7 +203,7 @@ def _predictor(model: nn.Module, batch_size: int, precision: str) -> Iterator[Ca
             torch.set_num_threads(threads)
 
 
-class CachedForward:
+class _CachedForward:
     """The forward of a layer. It returns `replay` instead of running, if that is set.
 
     A later layer may change its input in place, so that outputs are copied.
@@ -230,7 +230,7 @@ def _copied(output: Any) -> Any:
     return (states, *output[1:]) if isinstance(output, tuple) else states
 
 
-class CachedNetwork:
+class _CachedNetwork:
     """A copy of a network that runs again only what follows an ablated head.
 
     Weights are shared with the model, except those of the output projections.
@@ -246,7 +246,7 @@ class CachedNetwork:
             weight = projection.weight.clone()
             projection.weight = nn.Parameter(weight, requires_grad=False)
             layer = self.network.get_submodule(attention.layer)
-            self.layers.append(CachedForward(layer, self.calls))
+            self.layers.append(_CachedForward(layer, self.calls))
 
     @torch.no_grad()
     def logits(

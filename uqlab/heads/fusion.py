@@ -50,7 +50,7 @@ def _after(network: nn.Module, counts: Sequence[int]) -> list[Head]:
     return [address for address, (row, head) in table.items() if head >= counts[row]]
 
 
-class ZeroPadded(Own):
+class _ZeroPadded(Own):
     """A member's tensor, padded with zeros that training does not change."""
 
     kept: Tensor
@@ -180,7 +180,7 @@ def _take_weights(
             p.copy_(torch.stack([t.double() for t in each]).mean(0))
             continue
         alike = all(t.shape == p.shape for t in each)
-        parts = [Own(t) if alike else ZeroPadded(t, p.shape) for t in each]
+        parts = [Own(t) if alike else _ZeroPadded(t, p.shape) for t in each]
         sees[name] = [part.requires_grad_(p.requires_grad) for part in parts]
         p.requires_grad_(False)
     return sees

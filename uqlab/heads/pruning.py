@@ -124,7 +124,7 @@ def _cut(network: nn.Module, attention: Attention, lost: set[int]) -> None:
         if isinstance(getattr(core, name, None), int):
             setattr(core, name, left)
     if not left:
-        network.set_submodule(attention.name, EmptyAttention(core, attention))
+        network.set_submodule(attention.name, _EmptyAttention(core, attention))
 
 
 def _remove(layer: Any, projection: Projection, heads: list[int]) -> None:
@@ -142,7 +142,7 @@ def _remove(layer: Any, projection: Projection, heads: list[int]) -> None:
     layer.out_features, layer.in_features = layer.weight.shape
 
 
-class EmptyAttention(nn.Module):
+class _EmptyAttention(nn.Module):
     """Attention without heads: the bias of its output projection, if it holds one.
 
     Parameters
