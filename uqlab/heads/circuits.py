@@ -150,7 +150,7 @@ def _checked(
 def _scores(
     predict: Callable[[Inputs], Any], known: Inputs, labels: Any, unknown: Any
 ) -> list[float]:
-    """Return accuracy where there are labels, AUROC where there are unknown inputs.
+    """Return accuracy where there are labels, AUROC where there are OOD inputs.
 
     Or the mean of both; one for every prediction of all inputs.
     """
