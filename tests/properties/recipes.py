@@ -235,7 +235,7 @@ OWN: dict[str, dict[str, Any]] = {
     "heads.count_heads": IMAGES, "heads.shape": IMAGES, "heads.head_features": IMAGES, "heads.multiply_adds": IMAGES,
     "heads.fuse": {"models": lambda: [vit(), vit()]},
     "heads.greedy_circuit": IMAGES | PAIR | {"budget": lambda: 1},
-    "heads.only_last": {"model": vit, "layers": lambda: 1}, "heads.prune": IMAGES | {"heads": lambda: [(0, 0)]},
+    "heads.prune": IMAGES | {"heads": lambda: [(0, 0)]},
     "heads.sample_heads": {"ranking": lambda: [(0, 0), (0, 1), (1, 0)], "remove": lambda: 1},
     "heads.separation": {"id_features": lambda: draw(6, 2, 3), "ood_features": lambda: draw(6, 2, 3, seed=1)},
     "heads.taylor_heads": IMAGES | {"remove": lambda: 1}, "heads.taylor_scores": IMAGES,
@@ -304,7 +304,6 @@ OWN: dict[str, dict[str, Any]] = {
 # Parameters that a call may change, because that is its purpose; networks draw their weights from torch's generator.
 CHANGED = {
     "training.fit": {"ensemble"}, "extraction.fit_masks": {"ensemble"}, "scores.fit": {"model"},
-    "heads.only_last": {"model"},
     "methods.train": {"backbone", "histories"}, "training.crop_flip": {"generators"},
 }  # fmt: skip
 DRAWS = (

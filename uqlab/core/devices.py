@@ -2,14 +2,12 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from uqlab.core.checks import one_of
-from uqlab.core.modules import layers_of
 
 # Multiply-adds of the outputs in a training step: below, one thread beats shards in
 # several, for perceptrons, convolutional networks and transformers alike.
@@ -17,15 +15,11 @@ ONE_THREAD = 1e8
 # Elements of a temporary: 2 MiB of float32 stay in a core's cache; a GPU pays for
 # launches.
 TEMPORARY = {"cpu": 2**19, "cuda": 2**25}
-# Elements that a pass of gradient scores holds: more does not pay on a CPU.
-ACTIVATIONS = {"cpu": 2**25, "cuda": 2**27}
 
 
-def elements_of_temporary(
-    device: torch.device, tuned: Mapping[str, int] = TEMPORARY
-) -> int:
+def elements_of_temporary(device: torch.device) -> int:
     """Return the number of elements that a temporary should have on a device."""
-    return tuned.get(device.type, tuned["cuda"])
+    return TEMPORARY.get(device.type, TEMPORARY["cuda"])
 
 
 def device(name: str = "auto") -> torch.device:
@@ -80,17 +74,6 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
             stacklevel=5,
         )
         yield
-
-
-def without_cudnn(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Return a block in which a model with recurrent layers uses torch's own kernels.
-
-    Those of cuDNN have no gradients in evaluation mode, and warn of weights that do not
-    lie in one piece of memory. Other models are let alone.
-    """
-    if layers_of(model, nn.RNNBase):
-        return torch.backends.cudnn.flags(enabled=False)
-    return contextlib.nullcontext()
 
 
 def free_memory(device: torch.device) -> int:

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import math
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,10 +18,7 @@ from uqlab.core.checks import Inputs, at_least, count, representable
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Keep the model in evaluation mode inside the block, then restore every mode.
-
-    An error in one of its layers gets a note that names the layer; its type stays.
-    """
+    """Keep the model in evaluation mode inside the block, then restore every mode."""
     modes = {module: module.training for module in model.modules()}
     if any(p.is_meta for p in model.parameters()):
         raise ValueError(
@@ -32,26 +28,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         model.eval()
         yield
-    except Exception as error:
-        where = _where(model, error)
-        if where and not hasattr(error, "__notes__"):  # the innermost says it
-            error.add_note(
-                f"in layer {where}: check the inputs' shape (images are mostly "
-                "[samples, channels, height, width]), type (.float()?) and device"
-            )
-        raise
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _where(model: nn.Module, error: Exception) -> str:
-    """Return the innermost layer in which an error was raised, or nothing."""
-    names = {layer: name for name, layer in model.named_modules()}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    owners = [frame.f_locals.get("self") for frame in frames]
-    layers = [m for m in owners if isinstance(m, nn.Module) and m in names]
-    return f"{names[layers[-1]]!r}, {type(layers[-1]).__name__}" if layers else ""
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -28,7 +29,6 @@ from uqlab.core.checks import (
     as_inputs,
     as_tensor,
     at_least,
-    count,
     finite,
     first_tensor,
     one_network,
@@ -36,13 +36,13 @@ from uqlab.core.checks import (
     representable,
     within,
 )
-from uqlab.core.devices import without_cudnn
 from uqlab.core.modules import (
     batches,
     call,
     classifier_of,
     evaluating,
     given_for_logits,
+    layers_of,
     logits_of,
     map_tensors,
     take,
@@ -51,16 +51,13 @@ from uqlab.gradients.per_sample import SampleGradients
 
 Scores = Float[Tensor, " samples"]
 ClassWeight = Literal["p", "sqrt_p", "uniform", "predicted"]
-Reduction = Literal["A", "B", "C"]
-Layers = str | Sequence[str]
+Layers = Literal["all", "last"]
 
 WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {  # of log p [samples, classes]
     "p": torch.exp,
     "sqrt_p": lambda log_p: (log_p / 2).exp(),
     "uniform": lambda log_p: torch.full_like(log_p, 1 / log_p.shape[1]),
-    "predicted": lambda log_p: torch.zeros_like(log_p).scatter_(
-        1, log_p.argmax(1, keepdim=True), 1.0
-    ),
+    "predicted": lambda log_p: F.one_hot(log_p.argmax(1), log_p.shape[1]).to(log_p),
 }
 
 
@@ -95,17 +92,14 @@ def regrad(
     perturbations: int = 10,
     sigma: float = 0.02,
     seed: int = 0,
-    reduction: Reduction = "A",
-    layers: Layers = "all",
-    batch_size: int | None = None,
 ) -> Scores:
     """Return a REGrad-style score [samples]; higher is more uncertain.
 
     Parameters
     ----------
-    model, inputs, norm, perturbations, sigma, seed, layers, batch_size
+    model, inputs, norm, perturbations, sigma, seed
         See `gradient_norms`.
-    class_weight, depth, reduction
+    class_weight, depth
         See `reduce_norms`.
 
     References
@@ -113,18 +107,9 @@ def regrad(
     Wang and Ji 2024, arXiv 2404.10124; for our reading see the module's docstring.
     """
     norms, _, log_p = gradient_norms(
-        model,
-        inputs,
-        norm=norm,
-        layers=layers,
-        perturbations=perturbations,
-        sigma=sigma,
-        seed=seed,
-        batch_size=batch_size,
+        model, inputs, norm=norm, perturbations=perturbations, sigma=sigma, seed=seed
     )
-    return reduce_norms(
-        norms, log_p, class_weight=class_weight, reduction=reduction, depth=depth
-    )
+    return reduce_norms(norms, log_p, class_weight=class_weight, depth=depth)
 
 
 @torch.no_grad()
@@ -160,11 +145,8 @@ def gradnorm(model: nn.Module, inputs: InputsLike) -> Scores:
         head = {name: network.get_submodule(name)}
         for _, batch in batches(network, x, 64):
             h = given_for_logits(network, head, batch)[name]
-            logits = head[name](h)
+            logits = logits_of(call(network, batch))
             finite("the model's logits", logits)
-            rest = logits - logits_of(call(network, batch))
-            if rest.abs().max() > 1e-2 * logits.abs().max():  # as of linearised members
-                raise ValueError(f"the logits are not the output of the layer {name!r}")
             p = logits.softmax(1)
             results.append(-h.abs().sum(1) * (p - 1 / p.shape[1]).abs().sum(1))
     return _joined(results, x)
@@ -179,7 +161,6 @@ def gradient_norms(
     perturbations: int = 0,
     sigma: float = 0.02,
     seed: int = 0,
-    batch_size: int | None = None,
 ) -> tuple[
     Float[Tensor, "layers samples classes"], list[str], Float[Tensor, "samples classes"]
 ]:
@@ -194,9 +175,8 @@ def gradient_norms(
     norm
         The order of the norm, 1 or 2.
     layers
-        "all", "last", a regular expression searched in the layers' names, or a list of
-        names. A layer is a module that has parameters of its own. Layers are in the
-        order in which the forward pass calls them.
+        "all", or "last" for the last one alone. A layer is a module that has parameters
+        of its own. Layers are in the order in which the forward pass calls them.
     perturbations
         Number of perturbed inputs x + eps_i, eps_i ~ N(0, sigma^2), for each sample.
         Their gradients and the gradient at x are averaged, then the norm is taken; p_c
@@ -206,8 +186,6 @@ def gradient_norms(
         Standard deviation of the perturbations, in units of the inputs.
     seed
         Seed of the perturbations.
-    batch_size
-        Samples in a pass. By default, as many as a few hundred MiB hold on a CPU.
 
     Returns
     -------
@@ -219,10 +197,9 @@ def gradient_norms(
     TypeError
         If `model` is not one network, or does not return logits.
     ValueError
-        If a layer is unknown. If inputs or logits are empty or not finite, or logits
-        are not [samples, C] with C >= 2. If the model has no parameters, detaches its
-        output from them, or mixes the samples of a batch. If integer inputs are to be
-        perturbed.
+        If inputs or logits are empty or not finite, or logits are not [samples, C] with
+        C >= 2. If the model has no parameters or detaches its output from them. If
+        integer inputs are to be perturbed.
 
     Example
     -------
@@ -234,18 +211,15 @@ def gradient_norms(
     tensor([[[1.5811, 1.5811]]])
     """
     one_of("norm", norm, (1, 2))
+    one_of("layers", layers, ("all", "last"))
     at_least("perturbations", perturbations, 0)
     within("sigma", sigma, "[0, inf)")
-    results = []
+    results, noise = [], (perturbations, sigma, seed)
     with _ready(model, inputs) as (network, x):
-        ends = take(network, x, slice(None, None, max(1, count(x) - 1)))
-
-        def copies(some):
-            return _copies(some, perturbations if sigma else 0, sigma, seed)
-
-        gradients = SampleGradients(network, copies(ends), layers, norm)
-        for _, batch in batches(network, x, batch_size or gradients.batch_size):
-            results.append(gradients.norms(copies(batch)))
+        some = _copies(take(network, x, slice(2)), *noise)
+        gradients = SampleGradients(network, some, layers, norm)
+        for _, batch in batches(network, x, gradients.batch_size):
+            results.append(gradients.norms(_copies(batch, *noise)))
     norms, log_p = (_joined(parts, x) for parts in zip(*results, strict=True))
     return norms.movedim(0, 1), gradients.names, log_p
 
@@ -254,8 +228,8 @@ def reduce_norms(
     norms: ArrayLike,
     log_p: ArrayLike,
     *,
-    class_weight: ClassWeight = "sqrt_p",
-    reduction: Reduction = "A",
+    class_weight: ClassWeight | None = None,
+    reduction: Literal["A", "B", "C"] = "A",
     depth: float = 3.0,
 ) -> Scores:
     """Return the score of `regrad`, [samples], from the output of `gradient_norms`.
@@ -267,12 +241,13 @@ def reduce_norms(
     log_p
         Log-probabilities [samples, classes], in nats.
     class_weight
-        The weights w_c of reduction "A": "p", "sqrt_p" for sqrt(p_c), "uniform" for
-        1/C, or "predicted" for 1 at the top class and 0 elsewhere. Weights that ignore
-        the probabilities ("uniform") rank inversely: confident predictions score high.
+        The weights w_c: "p", "sqrt_p" for sqrt(p_c), "uniform" for 1/C, or "predicted"
+        for 1 at the top class and 0 elsewhere. By default "sqrt_p" in reduction "A",
+        else "p". Weights that ignore the probabilities ("uniform") rank inversely:
+        confident predictions score high.
     reduction
         With n_c = sum_l w_l ||g_c^(l)||, "A" is sum_c w_c n_c, "B" is
-        sqrt(sum_c p_c n_c^2), and "C" is sum_c p_c sqrt(n_c). "A" with class weight "p"
+        sqrt(sum_c w_c n_c^2), and "C" is sum_c w_c sqrt(n_c). "A" with class weight "p"
         and depth 0 is `exgrad`. "B" for one layer and the 2-norm is the square root of
         the trace of the Fisher information.
     depth
@@ -284,43 +259,13 @@ def reduce_norms(
     TypeError
         If `norms` or `log_p` are not floating numbers.
     ValueError
-        If shapes do not match, numbers are not finite, or a choice is unknown. If
-        `class_weight` is given for reduction "B" or "C".
+        If shapes do not match, numbers are not finite, or a choice is unknown.
     """
-    one_of("reduction", reduction, ("A", "B", "C"))
-    within("depth", depth, "(-inf, inf)")
-    if reduction != "A" and class_weight != "sqrt_p":
-        raise ValueError(
-            "reductions B and C weigh classes by p: leave out `class_weight`, "
-            f"got {class_weight!r}"
-        )
-    norms, log_p, weights = _weighed(norms, log_p, class_weight)
-    position = torch.linspace(0, 1, len(norms), dtype=norms.dtype, device=norms.device)
-    n = torch.tensordot((depth * position).softmax(0), norms, 1)  # [samples, classes]
-    if reduction == "A":
-        return (weights * n).sum(1)
-    p = log_p.exp()
-    return (p * n.square()).sum(1).sqrt() if reduction == "B" else (p * n.sqrt()).sum(1)
-
-
-def layer_shares(
-    norms: ArrayLike, log_p: ArrayLike, *, class_weight: ClassWeight = "sqrt_p"
-) -> Float[Tensor, "layers samples"]:
-    """Return each layer's share of sum_l sum_c w_c ||g_c^(l)||, [layers, samples].
-
-    The shares of a sample sum to 1, or are 0 if all its gradients are 0. For parameters
-    see `reduce_norms`.
-    """
-    norms, _, weights = _weighed(norms, log_p, class_weight)
-    sums = (norms * weights).sum(2)
-    return sums / sums.sum(0).clamp(min=torch.finfo(sums.dtype).tiny)
-
-
-def _weighed(
-    norms: ArrayLike, log_p: ArrayLike, class_weight: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return checked norms and log p, and class weights [samples, classes]."""
+    powers = {"A": 1.0, "B": 2.0, "C": 0.5}
+    one_of("reduction", reduction, powers)
+    class_weight = class_weight or ("sqrt_p" if reduction == "A" else "p")
     one_of("class_weight", class_weight, WEIGHTS)
+    within("depth", depth, "(-inf, inf)")
     norms = as_tensor("norms", norms, "layers samples classes")
     log_p = as_tensor("log_p", log_p, "samples classes")
     if norms.shape[1:] != log_p.shape:
@@ -331,7 +276,26 @@ def _weighed(
         )
     finite("norms", norms)
     finite("log_p", log_p)
-    return norms, log_p, WEIGHTS[class_weight](log_p)
+    position = torch.linspace(0, 1, len(norms), dtype=norms.dtype, device=norms.device)
+    n = torch.tensordot((depth * position).softmax(0), norms, 1)  # [samples, classes]
+    score = (WEIGHTS[class_weight](log_p) * n.pow(powers[reduction])).sum(1)
+    return score.sqrt() if reduction == "B" else score
+
+
+def layer_shares(
+    norms: Float[Tensor, "layers samples classes"],
+    log_p: Float[Tensor, "samples classes"],
+    *,
+    class_weight: ClassWeight = "sqrt_p",
+) -> Float[Tensor, "layers samples"]:
+    """Return each layer's share of sum_l sum_c w_c ||g_c^(l)||, [layers, samples].
+
+    The shares of a sample sum to 1, or are 0 if all its gradients are 0. For parameters
+    see `reduce_norms`.
+    """
+    layers = [reduce_norms(n[None], log_p, class_weight=class_weight) for n in norms]
+    sums = torch.stack(layers)
+    return sums / sums.sum(0).clamp(min=torch.finfo(sums.dtype).tiny)
 
 
 @contextlib.contextmanager
@@ -341,7 +305,10 @@ def _ready(model: nn.Module, inputs: InputsLike) -> Iterator[tuple[nn.Module, An
     if isinstance(model, nn.DataParallel):  # torch.func cannot run it
         model = model.module
     x = as_inputs(inputs)
-    with evaluating(model), without_cudnn(model):
+    cudnn = contextlib.nullcontext()
+    if layers_of(model, nn.RNNBase):  # cuDNN has no gradients in evaluation mode
+        cudnn = torch.backends.cudnn.flags(enabled=False)
+    with evaluating(model), cudnn:
         yield model, x
 
 
@@ -357,14 +324,14 @@ def _copies(x: Inputs, perturbations: int, sigma: float, seed: int) -> Any:
     tensors = [x] if isinstance(x, Tensor) else x.values()
     if perturbations and not any(t.is_floating_point() for t in tensors):
         raise ValueError(
-            f"{first_tensor(x).dtype} inputs cannot be perturbed; set "
-            "`perturbations=0`, or give embedded inputs"
+            "integer inputs cannot be perturbed; set `perturbations=0`, or give "
+            "embedded inputs"
         )
     generator = torch.Generator().manual_seed(seed)
 
     def copied(t):
         copies = t.unsqueeze(1).repeat_interleave(1 + perturbations, 1)
-        if perturbations and t.is_floating_point():
+        if t.is_floating_point():
             shape = (perturbations, *t.shape[1:])
             noise = torch.randn(shape, generator=generator, dtype=t.dtype)
             copies[:, 1:] += sigma * noise.to(t.device)

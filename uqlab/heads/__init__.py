@@ -11,7 +11,7 @@ from uqlab.heads.circuits import Circuit, greedy_circuit
 from uqlab.heads.features import Separation, head_features, separation
 from uqlab.heads.fusion import FusedEnsemble, fuse
 from uqlab.heads.importance import sample_heads, taylor_heads, taylor_scores
-from uqlab.heads.pruning import ablate, multiply_adds, only_last, prune
+from uqlab.heads.pruning import ablate, multiply_adds, prune
 
 __all__ = [
     "Circuit",
@@ -23,7 +23,6 @@ __all__ = [
     "greedy_circuit",
     "head_features",
     "multiply_adds",
-    "only_last",
     "prune",
     "sample_heads",
     "separation",

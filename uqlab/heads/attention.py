@@ -1,7 +1,6 @@
 """Addresses of heads, tables of scores, and calls of classifiers."""
 
 from collections.abc import Iterable, Mapping
-from operator import index
 from typing import Any
 
 import torch
@@ -66,31 +65,36 @@ def towers(model: nn.Module) -> dict[str, range]:
     model : nn.Module
         A network that `shape` accepts. In one stack of layers all rows belong to "".
     """
-    return _rows(attentions(model))
+    return _towers(attentions(model))
 
 
-def _rows(layers: list[Attention]) -> dict[str, range]:
+def _towers(layers: list[Attention]) -> dict[str, range]:
     names = [layer.tower for layer in layers]
     rows = {}
-    for name in dict.fromkeys(names):
+    for name in names:
         first = names.index(name)
         rows[name] = range(first, first + names.count(name))
     return rows
 
 
-def _addresses(layers: list[Attention]) -> dict[Place, Any]:
-    """Return the address of every place."""
-    rows = _rows(layers)
-    table = {}
-    for row, layer in enumerate(layers):
-        own = row - rows[layer.tower].start
-        for head in range(layer.heads):
-            two = bool(layer.tower)
-            table[row, head] = (layer.tower, own, head) if two else (row, head)
-    return table
+def addresses(layers: list[Attention]) -> dict[Head, Place]:
+    """Return the place of every head of a network by its address, in their order.
+
+    Parameters
+    ----------
+    layers : list of Attention
+        The attention of every layer, from `attentions`.
+    """
+    places = {}
+    for tower, rows in _towers(layers).items():
+        for row in rows:
+            for head in range(layers[row].heads):
+                own = (row - rows.start, head)
+                places[(tower, *own) if tower else own] = row, head
+    return places
 
 
-def check_heads(layers: list[Attention], heads: Iterable[Head]) -> list[Place]:
+def find_heads(layers: list[Attention], heads: Iterable[Head]) -> list[Place]:
     """Find the places of heads.
 
     Parameters
@@ -102,51 +106,22 @@ def check_heads(layers: list[Attention], heads: Iterable[Head]) -> list[Place]:
 
     Raises
     ------
-    TypeError
-        If an address is not a pair of integers, or not (tower, layer, head).
     ValueError
         If a head does not exist or is given twice.
     """
-    known = {address: place for place, address in _addresses(layers).items()}
-    form, kinds = "pairs of integers (layer, head)", [int, int]
-    if layers[0].tower:
-        form, kinds = '(tower, layer, head), "text" or "vision" first', [str, int, int]
+    known = addresses(layers)
     places = []
     for head in heads:
-        try:
-            each: Any = head
-            address = tuple(n if isinstance(n, str) else int(index(n)) for n in each)
-        except TypeError:
-            address = ()
-        if [*map(type, address)] != kinds:
-            raise TypeError(f"heads must be {form}, got {head!r}")
-        if address not in known:
-            counts = {
-                name: [layers[row].heads for row in rows]
-                for name, rows in _rows(layers).items()
-            }
+        if not isinstance(head, tuple) or head not in known:
+            form = "(tower, layer, head)" if layers[0].tower else "(layer, head)"
             raise ValueError(
-                f"there is no head {address}: heads are {form}, counted from 0, and "
-                f"the layers have {counts.get('', counts)} heads"
+                f"`heads` must be a list of {form}, counted from 0, of "
+                f"{[layer.heads for layer in layers]} heads in the layers, got {head!r}"
             )
-        if known[address] in places:
-            raise ValueError(f"head {address} is given more than once")
-        places.append(known[address])
+        if known[head] in places:
+            raise ValueError(f"head {head} is given more than once")
+        places.append(known[head])
     return places
-
-
-def addresses(layers: list[Attention], places: Iterable[Place]) -> list[Head]:
-    """Return the addresses of heads: the inverse of `check_heads`.
-
-    Parameters
-    ----------
-    layers : list of Attention
-        The attention of every layer, from `attentions`.
-    places : iterable
-        The number of a layer among all layers of the network, and of a head in it.
-    """
-    table = _addresses(layers)
-    return [table[place] for place in places]
 
 
 def score_table(layers: list[Attention], scores: Mapping[Place, float]) -> Tensor:
@@ -166,7 +141,7 @@ def score_table(layers: list[Attention], scores: Mapping[Place, float]) -> Tenso
     return table
 
 
-def run(model: nn.Module, inputs: Inputs) -> Tensor:
+def classify(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return the logits [batch, classes]; raise ValueError for other outputs.
 
     Parameters
@@ -198,6 +173,6 @@ def check_labels(model: nn.Module, inputs: Inputs, labels: Any) -> Tensor:
         Classes [samples].
     """
     with torch.no_grad():
-        classes = run(model, take(model, inputs, slice(1))).shape[1]
+        classes = classify(model, take(model, inputs, slice(1))).shape[1]
     labels = as_labels(labels, count(inputs), classes)
     return labels.to(next(model.parameters()).device)

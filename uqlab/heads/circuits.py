@@ -1,11 +1,9 @@
 """Circuits: a greedy search removes the least useful attention head at each step."""
 
 import contextlib
-import math
-import os
-import threading
+import queue
 from collections.abc import Callable, Iterable, Iterator
-from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
 
@@ -24,13 +22,18 @@ from uqlab.core.checks import (
     one_of,
 )
 from uqlab.core.devices import arithmetic
-from uqlab.core.files import StrPath, fingerprint
 from uqlab.core.modules import first_of, frozen, take
 from uqlab.core.reading import held
-from uqlab.core.tensors import load_tensors, save_tensors
-from uqlab.heads.attention import Head, Place, addresses, check_labels, run, score_table
+from uqlab.heads.attention import (
+    Head,
+    Place,
+    addresses,
+    check_labels,
+    classify,
+    score_table,
+)
 from uqlab.metrics import ood_detection
-from uqlab.models import Attention, attentions
+from uqlab.models import attentions
 
 
 class Circuit(list[Head]):
@@ -64,10 +67,9 @@ def greedy_circuit(
     *,
     score: Literal["acc", "ood", "avg"] = "avg",
     budget: int,
-    batch_size: int | None = None,
+    batch_size: int = 64,
     precision: str = "float32",
     progress: bool = True,
-    checkpoint: StrPath | None = None,
 ) -> Circuit:
     """Find the heads that a greedy search removes, the least useful head first.
 
@@ -90,15 +92,13 @@ def greedy_circuit(
         OOD; "avg", the mean of both.
     budget : int
         Number of heads to remove.
-    batch_size : int, optional
-        Samples in one pass. It does not change the scores.
+    batch_size : int
+        Samples in one pass. It does not change the scores. More do not stay in a CPU's
+        cache; a GPU takes more.
     precision : str
         As in `training.fit`.
     progress : bool
         Whether to show a progress bar.
-    checkpoint : path, optional
-        A file, written after every step. A search continues from an existing file, also
-        with a larger budget.
 
     Returns
     -------
@@ -109,62 +109,101 @@ def greedy_circuit(
     ------
     ValueError
         If `budget` is below 1 or above the number of heads, if labels are out of range,
-        if the network's layers do not run once each in their order, or if `checkpoint`
-        is damaged or belongs to another search.
+        or if the network's layers do not run once each in their order.
 
     References
     ----------
     Gabetni et al. 2025, Algorithm 1.
     """
     layers = attentions(model)
-    between("budget", budget, 1, len(_places(layers)), ", the number of heads")
-    one_of("score", score, ("acc", "ood", "avg"))
-    task = _Task(model, score, id_inputs, id_labels, ood_inputs, batch_size)
-    header = {"run": [score, precision, task.fingerprint()], "start": math.nan}
-    tables = _read(checkpoint, header)
-    bar = tqdm(
-        desc=f"circuit ({score})", total=budget, initial=len(tables), unit="head",
-        disable=not progress, leave=False,
-    )  # fmt: skip
-    with bar, arithmetic(precision, task.device):
-        for start, table in task.steps(layers, tables, budget):
-            header["start"] = header["start"] if tables else start
-            tables.append(table)
+    left = addresses(layers)
+    between("budget", budget, 1, len(left))
+    data = _checked(model, score, id_inputs, id_labels, ood_inputs)
+    removed, tables, starts = {}, [], []
+    bar = tqdm(total=budget, desc="circuit", disable=not progress, leave=False)
+    with bar, _predictor(model, at_least("batch_size", batch_size), precision) as run:
+        while len(removed) < budget:
+            places = [*left.values()]
+            whole, *without = _scores(partial(run, [*removed.values()], places), *data)
+            starts.append(whole)
+            scores = dict(zip(places, without, strict=True))
+            tables.append(score_table(layers, scores))
+            least = max(
+                left, key=lambda head: scores[left[head]]
+            )  # the first of equals
+            removed[least] = left.pop(least)
             bar.update()
-            if checkpoint is not None:
-                save_tensors(checkpoint, {"scores": torch.stack(tables)}, header)
-    return _circuit(layers, header["start"], tables[:budget])
+    return Circuit(removed, starts[0], torch.stack(tables))
 
 
-def _circuit(layers: list[Attention], start: float, tables: list[Tensor]) -> Circuit:
-    heads = addresses(layers, map(_best, tables))
-    return Circuit(heads, start, torch.stack(tables))
+def _checked(
+    model: nn.Module, score: str, id_inputs: Any, id_labels: Any, ood_inputs: Any
+) -> tuple[Any, Any, Any]:
+    """Return inputs, labels or None, and OOD inputs or None, as `score` needs them."""
+    one_of("score", score, ("acc", "ood", "avg"))
+    inputs, labels = held(id_inputs, id_labels)
+    known = as_inputs(inputs)
+    labels = None if score == "ood" else check_labels(model, known, labels).cpu()
+    return known, labels, None if score == "acc" else as_inputs(ood_inputs)
 
 
-def _places(layers: list[Attention]) -> list[Place]:
-    """Return all heads of a network."""
-    return [(n, h) for n, layer in enumerate(layers) for h in range(layer.heads)]
+def _scores(
+    predict: Callable[[Inputs], Any], known: Inputs, labels: Any, unknown: Any
+) -> list[float]:
+    """Return accuracy where there are labels, AUROC where there are OOD inputs.
+
+    Or the mean of both; one for every prediction of all inputs.
+    """
+    confidence, classes = predict(known)
+    results = []
+    if labels is not None:
+        results.append((classes == labels).double().mean(1))
+    if unknown is not None:
+        pairs = zip(-confidence, -predict(unknown)[0], strict=True)
+        aurocs = [ood_detection(*pair).auroc for pair in pairs]
+        results.append(torch.tensor(aurocs, dtype=torch.float64))
+    return torch.stack(results).mean(0).tolist()
 
 
-def _read(path: StrPath | None, header: dict[str, Any]) -> list[Tensor]:
-    """Return the finished steps in a checkpoint, and note the score at its start."""
-    if path is None or not os.path.exists(path):
-        return []
-    tensors, found = load_tensors(path)
-    if found.get("run") != header["run"]:
-        raise ValueError(
-            f"checkpoint {path} is of another search; delete the file or name another"
-        )
-    header["start"] = found["start"]
-    return [*tensors["scores"]]
+@contextlib.contextmanager
+def _predictor(model: nn.Module, batch_size: int, precision: str) -> Iterator[Callable]:
+    """Yield a function that predicts without some heads: `_CachedNetwork.logits`.
+
+    It returns confidence and classes [1 + heads, samples]. On a CPU, batches in several
+    threads are faster than products that are split over several cores: those wait for
+    the slowest core.
+    """
+    device = next(model.parameters()).device
+    threads = torch.get_num_threads()
+    workers = threads if device.type == "cpu" else 1
+    networks = queue.SimpleQueue()
+    for _ in range(workers):
+        networks.put(_CachedNetwork(model))
+
+    def predict(removed, heads, inputs):
+        def job(low):
+            batch = take(model, inputs, slice(low, low + batch_size))
+            network = networks.get()
+            try:
+                logits = network.logits(batch, removed, heads)
+            finally:
+                networks.put(network)
+            return logits.double().log_softmax(2).max(2)
+
+        lows = range(0, count(inputs), batch_size)
+        parts = pool.map(job, lows) if workers > 1 else map(job, lows)
+        confidence, classes = zip(*parts, strict=True)
+        return torch.cat(confidence, 1).cpu(), torch.cat(classes, 1).cpu()
+
+    with arithmetic(precision, device), ThreadPoolExecutor(workers) as pool:
+        torch.set_num_threads(threads if workers == 1 else 1)
+        try:
+            yield predict
+        finally:
+            torch.set_num_threads(threads)
 
 
-def _best(table: Tensor) -> Place:
-    """Return the head with the highest score [layers, heads], the first of equals."""
-    return divmod(int(table.nan_to_num(-math.inf).argmax()), table.shape[1])
-
-
-class CachedForward:
+class _CachedForward:
     """The forward of a layer. It returns `replay` instead of running, if that is set.
 
     A later layer may change its input in place, so that outputs are copied.
@@ -191,7 +230,7 @@ def _copied(output: Any) -> Any:
     return (states, *output[1:]) if isinstance(output, tuple) else states
 
 
-class CachedNetwork:
+class _CachedNetwork:
     """A copy of a network that runs again only what follows an ablated head.
 
     Weights are shared with the model, except those of the output projections.
@@ -207,20 +246,20 @@ class CachedNetwork:
             weight = projection.weight.clone()
             projection.weight = nn.Parameter(weight, requires_grad=False)
             layer = self.network.get_submodule(attention.layer)
-            self.layers.append(CachedForward(layer, self.calls))
+            self.layers.append(_CachedForward(layer, self.calls))
 
     @torch.no_grad()
     def logits(
         self, inputs: Inputs, removed: list[Place], heads: list[Place]
-    ) -> Iterator[Tensor]:
-        """Yield the logits [batch, classes] without the heads that are removed.
+    ) -> Tensor:
+        """Return logits [1 + heads, batch, classes] without the heads in `removed`.
 
-        Then those without each of `heads` as well.
+        The first are without these, the others without each of `heads` as well.
         """
         for layer, head in removed:
             self.attentions[layer].output.of(self.network, head).zero_()
         self.calls.clear()
-        yield run(self.network, inputs)
+        logits = [classify(self.network, inputs)]
         self._check_calls()
         outputs = [layer.output for layer in self.layers]
         for layer, head in heads:
@@ -231,10 +270,11 @@ class CachedNetwork:
             for n, attention in enumerate(self.attentions):
                 follows = attention.tower == tower and n >= layer
                 self.layers[n].replay = None if follows else outputs[n]
-            yield run(self.network, inputs)
+            logits.append(classify(self.network, inputs))
             block.copy_(columns)
-            for cached in self.layers:
-                cached.replay = None
+        for cached in self.layers:
+            cached.replay = None
+        return torch.stack(logits)
 
     def _check_calls(self) -> None:
         """Raise ValueError unless the layers of each tower ran once, in their order."""
@@ -245,116 +285,3 @@ class CachedNetwork:
                 f"{type(self.network).__name__} cannot be searched: a layer runs more "
                 "than once in a pass, or not in its order"
             )
-
-
-class _Task:
-    """The data in and out of distribution, and the score of a network on them."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        score: str,
-        id_inputs: Any,
-        id_labels: Any,
-        ood_inputs: Any,
-        batch_size: int | None,
-    ):
-        id_inputs, labels = held(id_inputs, id_labels)
-        needs = {"id_labels": labels} if score != "ood" else {}
-        needs |= {"ood_inputs": ood_inputs} if score != "acc" else {}
-        for name, value in needs.items():
-            if value is None:
-                raise ValueError(f'score="{score}" needs {name}, got None')
-        sets = [id_inputs] if score == "acc" else [id_inputs, ood_inputs]
-        self.model = frozen(model).eval()
-        self.score = score
-        self.sets = [as_inputs(inputs) for inputs in sets]
-        self.labels = None
-        if score != "ood":
-            self.labels = check_labels(self.model, self.sets[0], labels)
-        self.device = next(model.parameters()).device
-        self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        self.batches = self._batches(batch_size)
-
-    def _batches(self, batch_size: int | None) -> list[tuple[int, slice]]:
-        """Return the number of a set, and rows of it, for every batch."""
-        if batch_size is None:  # more samples do not stay in a CPU's cache
-            most = 64 if self.device.type == "cpu" else 256
-            batch_size = min(most, -(-sum(map(count, self.sets)) // self.threads))
-        at_least("batch_size", batch_size)
-        batches = []
-        for number, inputs in enumerate(self.sets):
-            for low in range(0, count(inputs), batch_size):
-                batches.append((number, slice(low, low + batch_size)))
-        return batches
-
-    def fingerprint(self) -> str:
-        """Return a digest of the network and the data."""
-        return fingerprint(self.model, *self.sets, self.labels)
-
-    def steps(
-        self, layers: list[Attention], tables: list[Tensor], budget: int
-    ) -> Iterator[tuple[float, Tensor]]:
-        """Yield the score so far and the table [layers, heads] of each further step."""
-        removed = [*map(_best, tables)]
-        with self.in_threads() as results:
-            while len(removed) < budget:
-                left = [head for head in _places(layers) if head not in removed]
-                answers = results(partial(self._answers, removed, left), self.batches)
-                both = (torch.cat(t, 1) for t in zip(*answers, strict=True))
-                start, *scores = map(self._score, *both)
-                table = score_table(layers, dict(zip(left, scores, strict=True)))
-                removed.append(_best(table))
-                yield start, table
-
-    def _score(self, uncertainty: Tensor, correct: Tensor) -> float:
-        """Return the score, from uncertainty and correctness [samples]."""
-        known = count(self.sets[0])
-        accuracy = correct[:known].mean().item()
-        if self.score == "acc":
-            return accuracy
-        auroc = ood_detection(uncertainty[:known], uncertainty[known:]).auroc
-        return auroc if self.score == "ood" else (accuracy + auroc) / 2
-
-    def _answers(
-        self,
-        removed: list[Place],
-        heads: list[Place],
-        network: CachedNetwork,
-        batch: tuple[int, slice],
-    ) -> tuple[Tensor, Tensor]:
-        """Return uncertainty and correctness of a batch, [1 + heads, batch] each."""
-        number, rows = batch
-        inputs = take(self.model, self.sets[number], rows)
-        logits = torch.stack([*network.logits(inputs, removed, heads)])
-        uncertainty = -logits.double().log_softmax(2).amax(2)
-        correct = torch.zeros_like(uncertainty)
-        if number == 0 and self.labels is not None:
-            correct += logits.argmax(2) == self.labels[rows]
-        return uncertainty.cpu(), correct.cpu()
-
-    @contextlib.contextmanager
-    def in_threads(self) -> Iterator[Callable]:
-        """Yield a function that computes a job for each batch.
-
-        Batches in several threads are faster than products that are split over several
-        cores: those wait for the slowest core.
-        """
-        if self.threads == 1:
-            network = CachedNetwork(self.model)
-            yield lambda job, items: (job(network, item) for item in items)
-            return
-        local = threading.local()
-
-        def start():
-            torch.set_num_threads(1)
-            local.network = CachedNetwork(self.model)
-
-        pool = futures.ThreadPoolExecutor(self.threads, initializer=start)
-        try:
-            yield lambda job, items: pool.map(
-                lambda item: job(local.network, item), items
-            )
-        finally:
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(self.threads)

@@ -14,8 +14,7 @@ from uqlab.core.checks import (
     finite,
     representable,
 )
-from uqlab.core.modules import batches, call, evaluating, hooked, sharing_copy
-from uqlab.heads.cutting import split_qkv
+from uqlab.core.modules import batches, call, evaluating, hooked
 from uqlab.models import attentions
 
 
@@ -45,37 +44,33 @@ def head_features(
     ------
     ValueError
         If the network has no class token: its attention looks at windows, or only at
-        earlier tokens (GPT-2), so that the first token sees no other.
+        earlier tokens (GPT-2), so that the first token sees no other. If its output
+        projection is no layer that is called, as in nn.MultiheadAttention.
     """
     inputs = as_inputs(inputs)
-    network = split_qkv(sharing_copy(model))
-    layers = [layer for layer in attentions(network) if layer.tower != "text"]
+    layers = [layer for layer in attentions(model) if layer.tower != "text"]
     kind = type(model).__name__
-    _refuse_causal(network, kind)
-    first = {network.get_submodule(layer.output.module): [] for layer in layers}
+    if any(getattr(part, "is_causal", False) for part in model.modules()):
+        raise ValueError(f"{kind} has no class token: its first token sees no other")
+    first = {model.get_submodule(layer.output.module): [] for layer in layers}
 
     def note(projection, args):
         first[projection].append(args[0][:, 0].cpu())
 
-    with evaluating(network), hooked(p.register_forward_pre_hook(note) for p in first):
-        for _, batch in batches(network, inputs, batch_size):
-            call(network, batch)
+    with evaluating(model), hooked(p.register_forward_pre_hook(note) for p in first):
+        for _, batch in batches(model, inputs, batch_size):
+            call(model, batch)
     features = []
     for layer, parts in zip(layers, first.values(), strict=True):
         if sum(map(len, parts)) != count(inputs):
             raise ValueError(
-                f"{kind} attends to windows, which have no class token, or to keys of "
-                "its own, so its features cannot be read"
+                f"{kind} attends to windows, which have no class token, or its output "
+                "projection is not called, as in nn.MultiheadAttention"
             )
         joined = torch.cat(parts)  # [samples, heads * size]
         representable("features", joined)
         features.append(joined.unflatten(-1, (layer.heads, layer.size)))
     return features
-
-
-def _refuse_causal(network, kind: str):
-    if any(getattr(part, "is_causal", False) for part in network.modules()):
-        raise ValueError(f"{kind} has no class token: its first token sees no other")
 
 
 class Separation(NamedTuple):

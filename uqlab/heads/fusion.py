@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import one_of
+from uqlab.core.files import fingerprint
 from uqlab.ensembles import METHODS, Ensemble, Own
-from uqlab.heads.attention import addresses
+from uqlab.heads.attention import Head, addresses
 from uqlab.heads.pruning import prune
-from uqlab.models import Attention, ZeroShot, attentions
-
-Members = Sequence[nn.Module]
+from uqlab.models import Attention, attentions
 
 
 class FusedEnsemble(Ensemble):
@@ -45,16 +44,13 @@ class FusedEnsemble(Ensemble):
         return shard.with_recipe(recipe)
 
 
-def _after(network: nn.Module, counts: Sequence[int]) -> list[Any]:
+def _after(network: nn.Module, counts: Sequence[int]) -> list[Head]:
     """Return the heads of a network after the first of each layer, so many."""
-    layers = attentions(network)
-    places = []
-    for layer, count in enumerate(counts):
-        places += [(layer, head) for head in range(count, layers[layer].heads)]
-    return addresses(layers, places)
+    table = addresses(attentions(network))
+    return [address for address, (row, head) in table.items() if head >= counts[row]]
 
 
-class ZeroPadded(Own):
+class _ZeroPadded(Own):
     """A member's tensor, padded with zeros that training does not change."""
 
     kept: Tensor
@@ -72,7 +68,7 @@ class ZeroPadded(Own):
 
 
 def fuse(
-    models: Members | Ensemble,
+    models: Sequence[nn.Module] | Ensemble,
     *,
     norms: Literal["independent", "merged"] = "independent",
 ) -> FusedEnsemble:
@@ -105,8 +101,7 @@ def fuse(
     Raises
     ------
     ValueError
-        If there are no members, if they differ in depth, width, head size, classes or
-        prompts, or if their query, key and value are one matrix.
+        If there are no members, or if they differ in more than their heads.
     TypeError
         If a member is not a network.
 
@@ -123,25 +118,16 @@ def fuse(
     layers = [attentions(model) for model in members]
     _check_alike(members, layers)
     network = copy.deepcopy(members[0])
-    _share_means(network, members)
-    sees = {}
-    for name in _own(network, layers[0], norms == "independent"):
-        sees[name] = [Own(model.get_parameter(name).detach()) for model in members]
+    own = _own(network, layers[0], norms == "independent")
+    heads = []
     for layer in zip(*layers, strict=True):
-        sees |= _pad_heads(network, layer, members)
-    _freeze(network, sees)
+        counts = [attention.heads for attention in layer]
+        _take_attention(network, members[counts.index(max(counts))], layer[0].unit)
+        heads.append(counts)
+    sees = _take_weights(network, members, own)
     fused = FusedEnsemble(network, len(members), sees).train(members[0].training)
     fused.borrowed = set()
-    heads = [[each.heads for each in layer] for layer in zip(*layers, strict=True)]
     return fused.with_recipe({"method": "fuse", "heads": heads, "norms": norms})
-
-
-def _freeze(network: nn.Module, sees: dict[str, list[nn.Module]]) -> None:
-    """Train what members see in place of the network's parameters that were trained."""
-    for name, p in network.named_parameters():
-        for part in sees.get(name, ()):
-            part.requires_grad_(p.requires_grad)
-        p.requires_grad_(p.requires_grad and name not in sees)
 
 
 def _again(network, members, heads, norms):
@@ -155,88 +141,72 @@ def _again(network, members, heads, norms):
 METHODS["fuse"] = _again
 
 
-@torch.no_grad()
-def _share_means(network: nn.Module, members: Members) -> None:
-    """Give a network the mean of the members' parameters, where their shapes agree."""
-    for name, p in network.named_parameters():
-        values = [model.get_parameter(name) for model in members]
-        if all(value.shape == p.shape for value in values):
-            # The float64 mean of equal values is that value.
-            p.copy_(torch.stack([value.double() for value in values]).mean(0))
+def _own(network: nn.Module, layers: list[Attention], norms: bool) -> set[str]:
+    """Name the members' own parameters.
 
-
-def _own(network: nn.Module, layers: list[Attention], norms: bool) -> list[str]:
-    """Name the members' own parameters outside of attention.
-
-    These are linear layers outside the stack, scalars such as the scale of CLIP, and
-    perhaps LayerNorms.
+    These are the projections of attention, linear layers outside the stack, scalars
+    such as the scale of CLIP, and perhaps LayerNorms.
     """
     stack = tuple(f"{attention.layer}." for attention in layers)
-    own = [name for name, p in network.named_parameters() if not p.ndim]
+    projections = set()
+    for attention in layers:
+        projections.update(part.module for part in attention.projections)
+    own = {name for name, p in network.named_parameters() if not p.ndim}
     for name, part in network.named_modules():
         linear = type(part) is nn.Linear and not name.startswith(stack)
-        norm = isinstance(part, nn.LayerNorm) and part.elementwise_affine
-        if linear or (norm and norms):
-            own += [f"{name}.{key}".lstrip(".") for key, _ in part.named_parameters()]
+        norm = norms and isinstance(part, nn.LayerNorm)
+        if linear or norm or name in projections:
+            own |= {f"{name}.{key}".lstrip(".") for key, _ in part.named_parameters()}
     return own
 
 
-def _pad_heads(
-    network: nn.Module, layer: Sequence[Attention], members: Members
-) -> dict[str, list[nn.Module]]:
-    """Give the network the widest attention of a layer; return the members' weights.
+def _take_attention(network: nn.Module, widest: nn.Module, name: str) -> None:
+    """Give a network the attention of the member with most heads."""
+    network.set_submodule(name, copy.deepcopy(widest.get_submodule(name)))
 
-    `layer` has the attention of each member. A head of zeros gives zeros, so padded
-    weights change no output.
+
+@torch.no_grad()
+def _take_weights(
+    network: nn.Module, members: list[Any], own: set[str]
+) -> dict[str, list[nn.Module]]:
+    """Give a network the means of the members' weights; return what is their own.
+
+    A head of zeros gives zeros, so padded weights change no output.
     """
-    counts = [attention.heads for attention in layer]
-    widest, unit = members[counts.index(max(counts))], layer[0].unit
-    network.set_submodule(unit, copy.deepcopy(widest.get_submodule(unit)))
     sees: dict[str, list[nn.Module]] = {}
-    for projection in layer[0].projections:
-        place = projection.module
-        for key, p in network.get_submodule(place).named_parameters():
-            name = f"{place}.{key}"
-            each = [model.get_parameter(name).detach() for model in members]
-            alike = all(t.shape == p.shape for t in each)
-            sees[name] = [Own(t) if alike else ZeroPadded(t, p.shape) for t in each]
+    for name, p in network.named_parameters():
+        each = [model.get_parameter(name).detach() for model in members]
+        if name not in own:  # the float64 mean of equal values is that value
+            p.copy_(torch.stack([t.double() for t in each]).mean(0))
+            continue
+        alike = all(t.shape == p.shape for t in each)
+        parts = [Own(t) if alike else _ZeroPadded(t, p.shape) for t in each]
+        sees[name] = [part.requires_grad_(p.requires_grad) for part in parts]
+        p.requires_grad_(False)
     return sees
 
 
-def _check_alike(models: Members, layers: Sequence[list[Attention]]) -> None:
+def _check_alike(models: list[Any], layers: list[list[Attention]]) -> None:
     """Raise ValueError unless the members differ only in their heads."""
-    for attention in (attention for layer in layers for attention in layer):
-        if attention.fused or attention.heads != attention.groups:
-            raise ValueError(
-                f"{type(models[0]).__name__} has no separate query, key and value "
-                "projections with equally many heads: it cannot be fused"
-            )
-    prompts = [model.prompts for model in models if isinstance(model, ZeroShot)]
-    if not all(torch.equal(prompts[0], each) for each in prompts):
-        raise ValueError(
-            "the members have different prompts; only pruned versions of one model fuse"
-        )
-    first, *others = map(_sizes, models, layers)
+    first, *others = map(_fixed, models, layers)
     for m, other in enumerate(others, start=1):
         for name in {**first, **other}:
-            here = other.get(name, "absent")
-            there = first.get(name, "absent")
-            if here != there:
+            if first.get(name) != other.get(name):
                 raise ValueError(
-                    f"{name} is {here} in member {m} and {there} in member 0; only "
-                    "pruned versions of one model fuse"
+                    f"members 0 and {m} differ in {name}: {first.get(name)} and "
+                    f"{other.get(name)}; only pruned versions of one model fuse"
                 )
 
 
-def _sizes(model: nn.Module, layers: list[Attention]) -> dict[str, Any]:
-    """Return the sizes that all members must share, by name."""
-    units = tuple(f"{attention.unit}." for attention in layers)
-    sizes: dict[str, Any] = {
-        "number of layers": len(layers),
-        "width": model.get_parameter(layers[0].output.parameter).shape[0],
-        "size of a head": layers[0].size,
+def _fixed(model: nn.Module, layers: list[Attention]) -> dict[str, Any]:
+    """Return what all members must share, by name."""
+    fixed: dict[str, Any] = {
+        "the number of layers": len(layers),
+        "the size of a head": layers[0].size,
     }
+    # Attention may have fewer heads, but one matrix of query, key and value may not.
+    units = tuple(f"{each.unit}." for each in layers if not each.fused)
     for name, p in model.named_parameters():
         if not name.startswith(units):
-            sizes[name] = list(p.shape)
-    return sizes
+            fixed[name] = list(p.shape)
+    return fixed | {"their buffers": fingerprint(*model.buffers())}

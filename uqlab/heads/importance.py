@@ -1,6 +1,7 @@
 """Importance of heads: Taylor scores, Taylor pruning, and draws from a ranking."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,14 +23,13 @@ from uqlab.core.reading import held
 from uqlab.ensembles import member_generators
 from uqlab.heads.attention import (
     Head,
-    Place,
     addresses,
     check_labels,
-    run,
+    classify,
     score_table,
 )
 from uqlab.heads.pruning import ablate
-from uqlab.models import attentions
+from uqlab.models import Attention, attentions
 
 
 def taylor_scores(
@@ -66,15 +66,39 @@ def taylor_scores(
     Gabetni et al. 2025, D.1.1; Molchanov et al. 2019.
     """
     inputs, labels = held(inputs, labels)
-    every = range(len(attentions(model)))
-    return _taylor(model, inputs, labels, every, batch_size)
+    inputs = as_inputs(inputs)
+    network = frozen(model).eval()
+    labels = check_labels(network, inputs, labels)
+    layers = attentions(network)
+    names = {part.parameter for layer in layers for part in layer.projections[:3]}
+    weights = {name: network.get_parameter(name).requires_grad_() for name in names}
+    with torch.enable_grad():
+        for rows, batch in batches(network, inputs, batch_size):
+            logits = classify(network, batch)
+            loss = F.cross_entropy(logits, labels[rows], reduction="sum")
+            (loss / count(inputs)).backward()
+    return _by_head(layers, weights)
+
+
+def _by_head(layers: list[Attention], weights: dict[str, Tensor]) -> Tensor:
+    """Return the mean of |W * dL/dW| over each head's rows, [layers, heads]."""
+    scores = {}
+    for row, head in addresses(layers).values():
+        parts = []
+        for projection, index in layers[row].inputs(head):
+            weight: Any = weights[projection.parameter]
+            product = (weight.detach() * weight.grad).abs().double()
+            parts.append(projection.of_head(product, index))
+        scores[row, head] = torch.stack(parts).mean().item()
+    representable("gradients", torch.tensor([*scores.values()]))
+    return score_table(layers, scores)
 
 
 def taylor_heads(
     model: nn.Module,
     inputs: Any,
     labels: ArrayLike | None,
-    remove: int | Sequence[int],
+    remove: Any,
     *,
     scope: Literal["layer", "model"] = "layer",
     batch_size: int = 128,
@@ -117,84 +141,23 @@ def taylor_heads(
     """
     one_of("scope", scope, ("layer", "model"))
     layers = attentions(model)
-    counts = [layer.heads for layer in layers]
+    table = addresses(layers)
     inputs, labels = held(inputs, labels)
+    score = partial(taylor_scores, model, inputs, labels, batch_size=batch_size)
     if scope == "model":
-        if isinstance(remove, Sequence):
-            raise TypeError(
-                f'scope="model" takes one number for `remove`, got {[*remove]}'
-            )
-        between("remove", remove, 0, sum(counts), ", the number of heads")
-        scores = taylor_scores(model, inputs, labels, batch_size=batch_size)
-        return addresses(layers, _lowest(scores, remove))
+        between("remove", remove, 0, len(table))
+        scores = score()
+        return sorted(table, key=lambda head: scores[table[head]])[:remove]
+    numbers = remove if isinstance(remove, Sequence) else [remove] * len(layers)
     removed = []
-    for layer, number in enumerate(_of_layers(remove, counts)):
+    for row, number in zip(range(len(layers)), numbers, strict=True):
+        own = [head for head, place in table.items() if place[0] == row]
+        between("remove", number, 0, len(own))
         if number:
-            with ablate(model, addresses(layers, removed)):
-                scores = _taylor(model, inputs, labels, [layer], batch_size)
-            removed += _lowest(scores, number)
-    return addresses(layers, removed)
-
-
-def _of_layers(remove: int | Sequence[int], counts: list[int]) -> list[int]:
-    """Return the number of heads that each layer loses."""
-    numbers = [*remove] if isinstance(remove, Sequence) else [remove] * len(counts)
-    possible = [0 <= n <= most for n, most in zip(numbers, counts, strict=False)]
-    if len(numbers) != len(counts) or not all(possible):
-        raise ValueError(
-            f"remove must be one number or {len(counts)}, at most the {counts} heads "
-            f"of the layers, got {numbers}"
-        )
-    return numbers
-
-
-def _lowest(scores: Tensor, number: int) -> list[Place]:
-    """Return the heads with the lowest scores [layers, heads], NaN last."""
-    lowest = scores.flatten().argsort(stable=True)[:number]
-    return [divmod(i, scores.shape[1]) for i in lowest.tolist()]
-
-
-def _taylor(
-    model: nn.Module,
-    inputs: Any,
-    labels: Any,
-    numbers: Iterable[int],
-    batch_size: int,
-) -> Tensor:
-    """Return the Taylor scores of the layers of these numbers; NaN for the others."""
-    layers = attentions(model)
-    names = set()
-    for number in numbers:
-        names.update(p.parameter for p in layers[number].projections[:3])
-    products = _products(model, names, as_inputs(inputs), labels, batch_size)
-    scores = {}
-    for number in numbers:
-        for head in range(layers[number].heads):
-            rows = []
-            for projection, place in layers[number].inputs(head):
-                product = products[projection.parameter]
-                rows.append(projection.of_head(product, place))
-            scores[number, head] = torch.stack(rows).mean().item()
-    return score_table(layers, scores)
-
-
-def _products(
-    model: nn.Module, names: Iterable[str], inputs: Any, labels: Any, batch_size: int
-) -> dict[str, Tensor]:
-    """Return |W * dL/dW| of weights by name, float64."""
-    network = frozen(model).eval()
-    labels = check_labels(network, inputs, labels)
-    weights = {name: network.get_parameter(name).requires_grad_() for name in names}
-    with torch.enable_grad():
-        for rows, batch in batches(network, inputs, batch_size):
-            loss = F.cross_entropy(run(network, batch), labels[rows], reduction="sum")
-            (loss / count(inputs)).backward()
-    products = {}
-    for name, weight in weights.items():
-        slope = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        representable("gradients", slope)
-        products[name] = (weight.detach() * slope).abs().double().cpu()
-    return products
+            with ablate(model, removed):
+                scores = score()
+            removed += sorted(own, key=lambda head: scores[table[head]])[:number]
+    return removed
 
 
 def sample_heads(

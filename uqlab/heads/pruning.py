@@ -1,20 +1,30 @@
-"""Ablation and pruning of heads, partial fine-tuning, and cost."""
+"""Ablation and pruning of heads, and the cost of a network."""
 
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from uqlab.core.checks import between
 from uqlab.core.modules import Counted, Inputs, call, evaluating, like_parameters
-from uqlab.heads.attention import Head, check_heads
-from uqlab.heads.cutting import cut, split_qkv
-from uqlab.models import attentions, classifier
+from uqlab.heads.attention import Head, find_heads
+from uqlab.models import COUNTS, Attention, Projection, attentions
 
 Model = TypeVar("Model", bound=nn.Module)
+# Attention of transformers that is right for any number of heads. In other attention
+# the columns of pruned heads become zeros.
+CAN_SHRINK = {
+    "ASTAttention",
+    "BertSelfAttention",
+    "CLIPAttention",
+    "DeiTAttention",
+    "DistilBertSelfAttention",
+    "LlamaAttention",
+    "ViTAttention",
+    "WhisperAttention",
+}
 
 
 @contextlib.contextmanager
@@ -42,7 +52,7 @@ def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
         If a head does not exist or is given twice, or if `shape` raises one.
     """
     layers = attentions(model)
-    places = check_heads(layers, heads)
+    places = find_heads(layers, heads)
     blocks = [layers[layer].output.of(model, head) for layer, head in places]
     saved = [block.clone() for block in blocks]
     try:
@@ -64,8 +74,7 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
     Some heads become zeros in the output projection instead; they still count, and
     training can bring them back. These are heads whose key and value serve a remaining
     head, and heads of attention that is not known to work with fewer heads. It works
-    for ViT, DeiT, AST, CLIP, Whisper, BERT, DistilBERT and Llama of transformers and
-    for nn.MultiheadAttention.
+    for ViT, DeiT, AST, CLIP, Whisper, BERT, DistilBERT and Llama of transformers.
 
     Parameters
     ----------
@@ -77,7 +86,7 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
     Returns
     -------
     nn.Module
-        The copy. An nn.MultiheadAttention that is cut becomes four linear layers.
+        The copy.
 
     Raises
     ------
@@ -86,57 +95,77 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
     """
     layers = attentions(model)
     gone: dict[int, set[int]] = {}
-    for layer, head in check_heads(layers, heads):
+    for layer, head in find_heads(layers, heads):
         gone.setdefault(layer, set()).add(head)
-    small = split_qkv(copy.deepcopy(model), [layers[layer].name for layer in gone])
-    layers = attentions(small)
+    small = copy.deepcopy(model)
     for layer, lost in gone.items():
         for head in lost:
             layers[layer].output.of(small, head).zero_()
-        small = cut(small, layers[layer], lost)
+        kind = type(small.get_submodule(layers[layer].name))
+        if kind.__module__.startswith("transformers.") and kind.__name__ in CAN_SHRINK:
+            _cut(small, layers[layer], lost)
     return small
 
 
-def only_last(model: Model, layers: int) -> Model:
-    """Freeze all but the last layers and the classifier, which is set to zero.
+def _cut(network: nn.Module, attention: Attention, lost: set[int]) -> None:
+    """Cut heads out of one layer. Of those that share a key and value, all or none."""
+    groups = []
+    for group in range(attention.groups):
+        if lost.issuperset(attention.queries(group)):
+            groups.append(group)
+    queries = [head for group in groups for head in attention.queries(group)]
+    for projection, heads in zip(
+        attention.projections, (queries, groups, groups, queries), strict=True
+    ):
+        _remove(network.get_submodule(projection.module), projection, heads)
+    core: Any = network.get_submodule(attention.name)
+    left = attention.heads - len(queries)
+    for name in COUNTS:
+        if isinstance(getattr(core, name, None), int):
+            setattr(core, name, left)
+    if not left:
+        network.set_submodule(attention.name, _EmptyAttention(core, attention))
 
-    Hydra (D.2) fine-tunes a pruned network for CIFAR-100 like this: the last five of
-    twelve layers, or only the classifier.
+
+def _remove(layer: Any, projection: Projection, heads: list[int]) -> None:
+    """Cut the rows or columns of heads out of a linear layer."""
+    axis = projection.axis
+    stay = torch.ones(layer.weight.shape[axis], dtype=torch.bool)
+    for head in heads:
+        stay[projection.rows(head)] = False
+    stay = stay.nonzero().flatten().to(layer.weight.device)
+    for name in ("weight",) if axis else ("weight", "bias"):
+        old = getattr(layer, name)
+        if old is not None:
+            new = old.detach().index_select(axis, stay)
+            setattr(layer, name, nn.Parameter(new, old.requires_grad))
+    layer.out_features, layer.in_features = layer.weight.shape
+
+
+class _EmptyAttention(nn.Module):
+    """Attention without heads: the bias of its output projection, if it holds one.
 
     Parameters
     ----------
-    model : nn.Module
-        A network that `shape` accepts. It is changed in place.
-    layers : int
-        Number of last layers to train; 0 trains only the classifier.
-
-    Returns
-    -------
-    nn.Module
-        The model.
-
-    Raises
-    ------
-    ValueError
-        If `layers` is larger than the number of layers, if the last linear layer is
-        inside a layer, or if `shape` raises one.
+    core : nn.Module
+        The attention, whose projections have no heads left.
+    attention : Attention
+        Its description.
     """
-    names = [attention.layer for attention in attentions(model)]
-    between("layers", layers, 0, len(names), ", the number of layers")
-    model.requires_grad_(False)
-    head = classifier(model)
-    if head.startswith(tuple(f"{name}." for name in names)):
-        raise ValueError(
-            f"{head!r}, the last linear layer, is inside a layer of attention; define "
-            "the classifier last"
-        )
-    last = model.get_submodule(head)
-    last.requires_grad_()
-    for name in names[len(names) - layers :]:
-        model.get_submodule(name).requires_grad_()
-    for p in last.parameters():
-        nn.init.zeros_(p)
-    return model
+
+    def __init__(self, core: nn.Module, attention: Attention):
+        super().__init__()
+        self.head_dim = attention.size
+        for name, child in core.named_children():
+            self.add_module(name, child)
+        inside = attention.inside
+        self.last = attention.output.module.rpartition(".")[2] if inside else ""
+
+    def forward(
+        self, hidden_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        z = hidden_states.new_empty(*hidden_states.shape[:-1], 0)
+        return (self.get_submodule(self.last)(z) if self.last else z), None
 
 
 @torch.no_grad()
