@@ -66,7 +66,9 @@ METHODS = {
     ),
     "masksembles": Method(
         "Masksembles",
-        lambda net, x, m: ensembles.masksembles(net, m, total_members=MEMBERS, seed=SEED),
+        lambda net, x, m: ensembles.masksembles(
+            net, m, total_members=MEMBERS, seed=SEED
+        ),
     ),
     "film": Method(
         "FiLM-Ensemble", lambda net, x, m: ensembles.film(net, m, seed=SEED)
