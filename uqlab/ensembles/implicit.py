@@ -264,8 +264,7 @@ def implicit(
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
     head = models.classifier(network, classifier)
-    candidates = [site for site in find(network) if head and site.holder != head]
-    _check_some(candidates, network, called, head)
+    candidates = _candidates(network, find, head, called)
     generators = member_generators(seed, ids, "adapter")
     sees = _seen(choose(candidates, target, everywhere), make, generators)
     # A module of its own, also where its weight is tied to another's.
@@ -281,12 +280,15 @@ def implicit(
     return Ensemble(network, ids, sees).with_recipe({"method": "own"} | how)
 
 
-def _check_some(candidates, network, called, head):
-    if not candidates:
+def _candidates(network, find, head, called):
+    """Return the weights before the classifier; ValueError if there are none."""
+    found = [site for site in find(network) if head and site.holder != head]
+    if not found:
         raise ValueError(
             f"{type(network).__name__} has no {called} before its classifier "
             f"{head!r}, which is the last linear layer"
         )
+    return found
 
 
 def _seen(chosen, make, generators):
