@@ -15,7 +15,7 @@ from uqlab import ensembles
     [
         (
             lambda: ensembles.lora(vit(), 2, target="q_project"),
-            "matches no linear layer.*vit.layers.0.attention.q_proj",
+            "matches no layer.*vit.layers.0.attention.q_proj",
         ),
         (lambda: ensembles.lora(vit(), 2, rank=0), "rank must be at least 1"),
         (lambda: ensembles.lora(vit(), 0), "at least one member"),

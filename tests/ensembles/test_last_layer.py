@@ -21,8 +21,8 @@ def small():
 
 def classifiers(ensemble):
     """The members' weights and biases [members, classes, features + 1]."""
-    last = [ensemble.member(m).get_submodule("2") for m in range(ensemble.members)]
-    return torch.stack([torch.cat([p.weight, p.bias[:, None]], 1) for p in last])
+    held = {p.ndim: p.detach() for p in ensemble.parameters() if p.requires_grad}
+    return torch.cat([held[3], held[2][..., None]], 2)
 
 
 def full(network, x):

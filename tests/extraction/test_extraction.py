@@ -317,7 +317,7 @@ def test_a_network_with_convolutions_and_float32_trains():
         (lambda: extraction.masks(network(), 0), "needs at least one member"),
         (lambda: extraction.masks(network(), std=0.0), r"std must be in .0, inf\)"),
         (lambda: extraction.masks(network()).harden(1.0), r"must be in \[0, 1\)"),
-        (lambda: extraction.masks(network(), 2).harden().member(2), "choose 0 to 1"),
+        (lambda: extraction.masks(network(), 2).harden().member(2), "out of bounds"),
     ],
 )
 def test_masks_refuses_what_it_cannot_mask(call, message):

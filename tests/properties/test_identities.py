@@ -93,7 +93,7 @@ def test_shards_are_parts_of_the_whole(members, cut, seed):
     cut = min(cut, members - 1)
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(seed))
     whole = training.predict(ensembles.deep(network, members, seed), x)
-    ranges = f"0:{cut}", f"{cut}:{members}"
+    ranges = range(cut), range(cut, members)
     parts = [ensembles.deep(network, each, seed) for each in ranges]
     near_in_nats(
         whole, torch.cat([training.predict(part, x.numpy()) for part in parts])

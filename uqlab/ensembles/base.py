@@ -323,13 +323,13 @@ class Ensemble(nn.Module):
             self._work[kind] = counted.multiply_adds / max(some[0].numel(), 1)
         return self._work[kind] * some[0].numel() <= SMALL_WORK
 
-    def _try(self, *given):
+    def _try(self, one, rows, tensors, each):
         """Note why vmap cannot run the network, if it cannot."""
         with torch.no_grad(), self.unmoved(), warnings.catch_warnings():
             # vmap says where it would loop itself: slower than our loop.
             warnings.filterwarnings("error", SLOW_RULE)
             try:
-                together(*given, self.chunk_size)
+                together(one, rows, tensors, each, self.chunk_size)
             except torch.OutOfMemoryError:
                 return
             except (RuntimeError, UserWarning) as error:
@@ -373,7 +373,7 @@ class Ensemble(nn.Module):
     def update(self, name: str, index: int) -> Tensor | None:
         """Return what training added, if the method knows it without rounding."""
         part = self.seen.get(name)
-        if self.start(name) is None or not hasattr(part and part.kind, "update"):
+        if part is None or self.start(name) is None or not hasattr(part.kind, "update"):
             return None
         return part.one(index).update().detach().clone()
 

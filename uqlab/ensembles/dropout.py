@@ -1,14 +1,16 @@
 """MC dropout as an ensemble: every member drops units of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from uqlab.core.checks import one_network, within
-from uqlab.core.modules import layers_of, sharing_copy
-from uqlab.ensembles.base import Members, SeparateEnsemble, member_seed
+from uqlab.core.modules import layers_of
+from uqlab.ensembles.base import Ensemble, Members, member_seed
+from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import check_backbone, plain, put
 from uqlab.ensembles.recipes import recorded
 from uqlab.models import classifier
@@ -24,52 +26,65 @@ class FixedDropout(nn.Module):
 
     The mask has the shape of one input's features, [features] where the input is
     [batch, features] or [batch, tokens, features], or of its map [channels, height,
-    width]. It is drawn from the seed for the first input of a shape.
+    width]. It is drawn on the first call from a seed.
     """
 
     mask: Tensor
 
     def __init__(self, p: float, seed: int = 0):
         super().__init__()
-        self.p = p
-        self.register_buffer("mask", None, persistent=False)
-        self.reset(seed)
+        self.p, self.seed = p, seed
+        self.register_buffer("mask", torch.empty(0), persistent=False)
 
-    def reset(self, seed: int) -> None:
-        """Draw the next mask from another seed."""
-        self.seed, self.mask = seed, torch.empty(0)
+    def drawn(self, seed: int) -> Tensor:
+        """Return a mask like the last: 0, or 1 / (1 - p) where a feature is kept."""
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.rand(self.mask.shape, generator=generator)
+        return ((noise >= self.p) / (1 - self.p)).to(self.mask.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop the features of x [batch, ...]."""
         shape = x.shape[-1:] if x.ndim == 3 else x.shape[1:]
         if self.mask.shape != shape:
-            generator = torch.Generator().manual_seed(self.seed)
-            kept = torch.rand(shape, generator=generator) >= self.p
-            self.mask = (kept / (1 - self.p)).to(x.device)
+            self.mask = torch.empty(shape, device=x.device)
+            self.mask = self.drawn(self.seed)
         return x * self.mask.to(x.dtype)
 
 
-class DropoutEnsemble(SeparateEnsemble):
-    """MC dropout: a member drops the same units for all inputs, until `resample`.
+class DropoutEnsemble(Ensemble):
+    """MC dropout: a member drops the same units for all inputs, until `resample`."""
 
-    The members are copies of one network that share its tensors.
-    """
-
-    def __init__(self, models: Sequence[nn.Module], members: Members):
-        super().__init__(models, members)
-        self.borrowed = {name for name, _ in self.network.named_parameters()}
-        self.eval()
-
-    def train(self, mode: bool = True) -> "DropoutEnsemble":
-        """Keep the frozen networks in evaluation mode."""
-        return super().train(False)
+    _drawn: list | None  # shapes of the inputs that masks were drawn for
 
     def resample(self, seed: int) -> "DropoutEnsemble":
         """Choose new units, from (seed, member) alone, and return the ensemble."""
-        for m, network in zip(self.member_ids, self.network, strict=True):
-            for number, layer in enumerate(layers_of(network, FixedDropout)):
-                layer.reset(member_seed(seed, m, "mc dropout", number))
+        self._drawn = None
         return self.with_recipe({**self.recipe, "seed": seed})
+
+    def member(self, index):
+        """Return one member, whose masks are drawn on its first call."""
+        network = super().member(index)
+        for number, layer in enumerate(layers_of(network, FixedDropout)):
+            layer.seed, layer.mask = self._seeds(number)[index], torch.empty(0)
+        return network
+
+    def _seeds(self, number):
+        seed = self.recipe["seed"]
+        return [member_seed(seed, m, "mc dropout", number) for m in self.member_ids]
+
+    def _given(self, args, named, each, members):
+        tensors = [t for t in tree_leaves((args, named)) if isinstance(t, Tensor)]
+        shapes = [t.shape[1 + each :] for t in tensors]
+        if shapes != self._drawn:  # in a pass the network's own masks get their shapes
+            one, named_one = tree_map(lambda t: t[0] if each else t, (args, named))
+            with torch.no_grad():
+                self.network(*one, **named_one)
+            layers = layers_of(self.network, FixedDropout)
+            for number, part in enumerate(self.parts):
+                masks = list(map(layers[number].drawn, self._seeds(number)))
+                part.kind.value = torch.stack(masks)
+            self._drawn = shapes
+        return super()._given(args, named, each, members)
 
 
 @recorded
@@ -111,8 +126,12 @@ def dropout(
     network = place_dropout(plain(model), lambda: FixedDropout(p))
     for layer in layers_of(network, nn.TransformerEncoderLayer):
         layer.activation_relu_or_gelu = 0  # the fused form would pass dropout by
-    copies = [sharing_copy(network) for _ in ids]
-    return DropoutEnsemble(copies, ids).resample(seed)
+    sees = {}
+    for name, layer in network.named_modules():
+        if isinstance(layer, FixedDropout):
+            own = [Own(torch.empty(0), False, kept=False) for _ in ids]
+            sees[f"{name}.mask"] = own
+    return DropoutEnsemble(network, ids, sees).resample(seed).eval()
 
 
 def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:

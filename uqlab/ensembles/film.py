@@ -102,6 +102,7 @@ def film(
         classifier=classifier,
         seed=seed,
         find=_norms,
+        called="normalisation",
         train_backbone=train_backbone,
     )
 

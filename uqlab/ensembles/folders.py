@@ -55,6 +55,7 @@ def save(ensemble: Ensemble, folder: StrPath) -> None:
     header = {
         "about": about,
         "names": [names for _, names in written],
+        "trained": [n for n, p in ensemble.named_parameters() if p.requires_grad],
         "types": _types(ensemble),
     }
     tensors = {names[0]: t for t, names in written}
@@ -155,7 +156,7 @@ def _made(network, method, members, settings, **_):
     return made.with_recipe({"method": method, **settings})
 
 
-def _fill(ensemble, tensors, digest, names, types):
+def _fill(ensemble, tensors, digest, names, trained, types):
     """Give an ensemble the tensors of a file, and their types."""
     if len(types) == 1:
         ensemble.to(getattr(torch, types[0]))
@@ -173,3 +174,5 @@ def _fill(ensemble, tensors, digest, names, types):
             new = nn.Parameter(new, old.requires_grad)
         state.update(dict.fromkeys(each, new))
     ensemble.load_state_dict(state, assign=True)
+    for name, p in ensemble.named_parameters():
+        p.requires_grad_(name in trained)

@@ -48,14 +48,14 @@ _LOCKS: Any = weakref.WeakKeyDictionary()
 
 
 class Own(nn.Module):
-    """A tensor of which every member has its own."""
+    """A tensor of which every member has its own; `kept` in files, or made again."""
 
-    def __init__(self, value: Tensor, trained: bool = True):
+    def __init__(self, value: Tensor, trained: bool = True, kept: bool = True):
         super().__init__()
         if trained:
             self.value = nn.Parameter(value)
         else:
-            self.register_buffer("value", value)
+            self.register_buffer("value", value, persistent=kept)
 
     def forward(self, w: Tensor) -> Tensor:
         """Return the member's tensor, whatever the network's is."""

@@ -214,6 +214,7 @@ def implicit(
     seed: int = 0,
     find: Callable[[nn.Module], list[Site]] = sites,
     everywhere: bool = False,
+    called: str = "linear layer or convolution",
     classifier_std: float | None = None,
     train_backbone: bool = False,
 ) -> Ensemble:
@@ -232,6 +233,8 @@ def implicit(
     everywhere : bool
         Whether, without a target, all matrices are taken and not those of the
         attention alone.
+    called : str
+        What is changed, in a message.
     classifier_std : float, optional
         Deviation of fresh classifiers; None for torch's uniform numbers.
 
@@ -261,7 +264,7 @@ def implicit(
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
     head = models.classifier(network, classifier)
-    candidates = [site for site in find(network) if head and site.holder != head]
+    candidates = _candidates(network, find, head, called)
     generators = member_generators(seed, ids, "adapter")
     sees = _seen(choose(candidates, target, everywhere), make, generators)
     # A module of its own, also where its weight is tied to another's.
@@ -275,6 +278,17 @@ def implicit(
         sees = own_statistics(network, len(ids)) | sees
     how = {"target": target, "classifier": classifier, "seed": seed}
     return Ensemble(network, ids, sees).with_recipe({"method": "own"} | how)
+
+
+def _candidates(network, find, head, called):
+    """Return the weights before the classifier; ValueError if there are none."""
+    found = [site for site in find(network) if head and site.holder != head]
+    if not found:
+        raise ValueError(
+            f"{type(network).__name__} has no {called} before its classifier "
+            f"{head!r}, which is the last linear layer"
+        )
+    return found
 
 
 def _seen(chosen, make, generators):

@@ -89,6 +89,7 @@ class _LinearisedEnsemble(Ensemble):
 
     def member(self, index):
         """Return one member as a module; its weights alone are no network."""
+        index = range(self.members)[index]
         return _Member(self.shard(slice(index, index + 1)))
 
 

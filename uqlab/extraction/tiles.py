@@ -119,6 +119,7 @@ class TiledEnsemble(OneNetwork):
         return MeanGradient.apply(logits, self.members)
 
     def member(self, index: int) -> nn.Module:
+        index = range(self.members)[index]
         return _OneTile(self.shard(slice(index, index + 1)))
 
     def shard(self, rows: slice) -> "TiledEnsemble":

@@ -103,7 +103,10 @@ def clip_members(ensemble: Any, limit: float) -> None:
         return
     own = [p for p in trainable(ensemble) if p not in shared]
     grads: list = [p.grad for p in own if p.grad is not None]  # [members, ...] each
+    if not grads:
+        return
     squares = [g.reshape(len(g), -1).square().sum(1) for g in grads]
-    scale = (limit / (sum(squares) ** 0.5 + 1e-6)).clamp(max=1) if grads else None
+    norms = torch.stack(squares).sum(0).sqrt()
+    scale = (limit / (norms + 1e-6)).clamp(max=1)
     for g in grads:
         g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
