@@ -252,18 +252,6 @@ def run_notebook(
 
     Raises RuntimeError with the last line that the process printed.
     """
-    output = folder / job.notebook.name
-    arguments = {
-        # papermill fills what stands in braces
-        "input_path": str(job.notebook).replace("{", "{{").replace("}", "}}"),
-        "output_path": str(output).replace("{", "{{").replace("}", "}}"),
-        "parameters": job.parameters,
-        "cwd": str(job.notebook.parent),
-        "kernel_name": "python3",
-        "language": "python",
-        "progress_bar": False,
-        "store_widget_state": False,  # it needs a CDN; explorers have HTML of their own
-    }
     printed = folder / "error.txt"
     end = time.monotonic() + (timeout or float("inf"))
     with (
@@ -278,7 +266,7 @@ def run_notebook(
             text=True,
         ) as process,
     ):
-        print(json.dumps(arguments), file=process.stdin, flush=True)
+        print(_arguments(job, folder), file=process.stdin, flush=True)
         while process.poll() is None and time.monotonic() < end:
             if stop.wait(0.05):
                 break
@@ -288,6 +276,23 @@ def run_notebook(
         late = f"stopped, or it took more than {timeout} s (timeout)"
         raise RuntimeError(late if running or not lines else lines[-1][:160])
     printed.unlink()
+
+
+def _arguments(job: Job, folder: Path) -> str:
+    """Return papermill's arguments as a line of JSON."""
+    output = folder / job.notebook.name
+    arguments = {
+        # papermill fills what stands in braces
+        "input_path": str(job.notebook).replace("{", "{{").replace("}", "}}"),
+        "output_path": str(output).replace("{", "{{").replace("}", "}}"),
+        "parameters": job.parameters,
+        "cwd": str(job.notebook.parent),
+        "kernel_name": "python3",
+        "language": "python",
+        "progress_bar": False,
+        "store_widget_state": False,  # it needs a CDN; explorers have HTML of their own
+    }
+    return json.dumps(arguments)
 
 
 def environment(threads: int | None = None) -> dict[str, str]:
