@@ -75,6 +75,12 @@ def _by_name(context, parameter, pairs):
     return values
 
 
+def _by_resource(context, parameter, pairs):
+    """Return numbers by name; without a number, float says what is wrong."""
+    parts = [pair.partition("=") for pair in pairs]
+    return {name: float(number) for name, _, number in parts}
+
+
 def _pairs(*names, metavar="NAME VALUE", help="Repeatable."):
     return click.option(
         *names,
@@ -306,6 +312,7 @@ def _only_say(jobs: list[Job], done: Collection[Path]) -> None:
     "--resources",
     multiple=True,
     metavar="NAME=NUMBER",
+    callback=_by_resource,
     help="Of a worker, for each run: GPU=1 gives it one for itself.",
 )
 @_gpus
@@ -352,7 +359,7 @@ def sweep(
         root=output_dir,
         progress=not quiet,
         keep_stale=keep_stale,
-        resources={n: float(x) for n, _, x in (r.partition("=") for r in resources)},
+        resources=resources,
         **options,
     )
     click.echo(sweeps.summary(report))

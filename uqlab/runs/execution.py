@@ -105,7 +105,7 @@ def execute(
     profile: str = "quick",
     folder: StrPath | None = None,
     threads: int | None = None,
-    timeout: float | None = None,
+    timeout: float | int | None = None,
 ) -> Path:
     """Execute one notebook; return its result folder, which appears whole or not.
 
@@ -146,7 +146,7 @@ def compute(
     reuse: bool = False,
     keep_stale: bool = False,
     threads: int | None = None,
-    timeout: float | None = None,
+    timeout: float | int | None = None,
     stop: Event | None = None,
     gpus: Sequence[str] | None = (),
 ) -> None:
@@ -192,7 +192,7 @@ def _check_replaceable(job: Job) -> None:
 
 
 def _execute(
-    job: Job, variables: dict[str, str], timeout: float | None, stop: Event
+    job: Job, variables: dict[str, str], timeout: float | int | None, stop: Event
 ) -> None:
     """Run a job in a temporary folder, and rename it to the job's, or to .failed."""
     temporary = _hidden(job, "tmp")
@@ -245,25 +245,13 @@ def run_notebook(
     job: Job,
     folder: Path,
     variables: dict[str, str],
-    timeout: float | None,
+    timeout: float | int | None,
     stop: Event,
 ) -> None:
     """Execute the notebook in a process of its own, which ends when its input closes.
 
     Raises RuntimeError with the last line that the process printed.
     """
-    output = folder / job.notebook.name
-    arguments = {
-        # papermill fills what stands in braces
-        "input_path": str(job.notebook).replace("{", "{{").replace("}", "}}"),
-        "output_path": str(output).replace("{", "{{").replace("}", "}}"),
-        "parameters": job.parameters,
-        "cwd": str(job.notebook.parent),
-        "kernel_name": "python3",
-        "language": "python",
-        "progress_bar": False,
-        "store_widget_state": False,  # it needs a CDN; explorers have HTML of their own
-    }
     printed = folder / "error.txt"
     end = time.monotonic() + (timeout or float("inf"))
     with (
@@ -278,15 +266,33 @@ def run_notebook(
             text=True,
         ) as process,
     ):
-        print(json.dumps(arguments), file=process.stdin, flush=True)
+        print(_arguments(job, folder), file=process.stdin, flush=True)
         while process.poll() is None and time.monotonic() < end:
             if stop.wait(0.05):
                 break
+        running = process.poll() is None
     if process.returncode:
         lines = printed.read_text("utf-8", "replace").strip().splitlines()
         late = f"stopped, or it took more than {timeout} s (timeout)"
-        raise RuntimeError(lines[-1][:160] if lines else late)
+        raise RuntimeError(late if running or not lines else lines[-1][:160])
     printed.unlink()
+
+
+def _arguments(job: Job, folder: Path) -> str:
+    """Return papermill's arguments as a line of JSON."""
+    output = folder / job.notebook.name
+    arguments = {
+        # papermill fills what stands in braces
+        "input_path": str(job.notebook).replace("{", "{{").replace("}", "}}"),
+        "output_path": str(output).replace("{", "{{").replace("}", "}}"),
+        "parameters": job.parameters,
+        "cwd": str(job.notebook.parent),
+        "kernel_name": "python3",
+        "language": "python",
+        "progress_bar": False,
+        "store_widget_state": False,  # it needs a CDN; explorers have HTML of their own
+    }
+    return json.dumps(arguments)
 
 
 def environment(threads: int | None = None) -> dict[str, str]:
@@ -375,7 +381,7 @@ def run_all(
     *,
     at_a_time: int = 1,
     cluster: str | None = None,
-    resources: Mapping[str, float] | None = None,
+    resources: Mapping[str, float | int] | None = None,
     gpus: Sequence[str] = (),
     quiet: bool = False,
     **options: Any,
@@ -451,7 +457,7 @@ def _here(jobs: int, gpus: Sequence[str]) -> Iterator[tuple[futures.Executor, Va
 
 @contextmanager
 def _cluster(
-    address: str, resources: Mapping[str, float] | None
+    address: str, resources: Mapping[str, float | int] | None
 ) -> Iterator[tuple[futures.Executor, Values]]:
     """Yield the executor of a running Dask scheduler, as `_here` does."""
     with extra("cluster"):

@@ -34,7 +34,7 @@ def build(root: Path, profiles: Sequence[str] = ("",)) -> Path:
         folders = (root / profile).glob("[!.]*/")
         for name in sorted({folder.name.removesuffix(".failed") for folder in folders}):
             folder = root / profile / name
-            section = {"id": folder.relative_to(root).as_posix(), "table": ""}
+            section: Values = {"id": folder.relative_to(root).as_posix(), "table": ""}
             several = sorted(folder.glob("[!.]*/")) if name.endswith(".sweep") else []
             section["runs"] = [
                 _run(root, each, present) for each in several or [folder]
@@ -66,8 +66,8 @@ def profiles_of(root: Path) -> list[str]:
 def _table(sweep: Path) -> str:
     """Return the columns of a sweep in which runs differ, in HTML."""
     frame = tables.read(sweep)
-    varied = [name for name in frame if frame[name].nunique() > 1]
-    return frame[varied].to_html(index=False, border=0, float_format="{:.4g}".format)
+    varied = frame.loc[:, frame.nunique() > 1]
+    return varied.to_html(index=False, border=0, float_format="{:.4g}".format)
 
 
 def _run(root: Path, folder: Path, present: Present) -> Values:

@@ -109,14 +109,19 @@ def _check_rule(name: str, rule: Rule, value: Any) -> None:
         case tuple():
             fits, wanted = value in rule, "one of"
         case list():
-            items = value if isinstance(value, list | tuple | range) else []
-            for place, item in enumerate(items):
-                _check_rule(f"{name}[{place}]", rule[0], item)
-            empty = value == [] and name in MAY_BE_EMPTY
-            fits = empty or len(set(items)) >= len(rule)
-            wanted = "a list of different values, at least one for each of"
+            fits, wanted = _fits(name, rule, value), "a list of different values, as"
     if not fits:
         raise ValueError(f"{name} must be {wanted} {rule}, got {value!r}")
+
+
+def _fits(name: str, rule: list[Rule], values: Any) -> bool:
+    """Return whether a list has enough different items, each as its rule says."""
+    if not isinstance(values, list | tuple | range):
+        return False
+    for place, item in enumerate(values):
+        _check_rule(f"{name}[{place}]", rule[0], item)
+    empty = not values and name in MAY_BE_EMPTY
+    return empty or len(set(values)) >= len(rule)
 
 
 # Notebooks and their cells -----------------------------------------------------------

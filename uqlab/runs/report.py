@@ -71,23 +71,10 @@ def plan(
 
 def finish(run: Path, folder: Path, name: str) -> str:
     """Write a finished run as one HTML file; return its findings as text."""
-    from nbconvert import HTMLExporter  # takes a second
-    from traitlets.config import Config
-
     if (run / "alarm.json").is_file():
         shutil.copy(run / "alarm.json", folder)
-    hidden = {"hide-input", "injected-parameters"}
-    fold = {"enabled": True, "remove_input_tags": hidden}
-    exporter = HTMLExporter(
-        config=Config(TagRemovePreprocessor=fold),  # it loads nothing from a network
-        mathjax_url="",
-        require_js_url="",
-        jquery_url="",
-    )
-    text, _ = exporter.from_filename(str(run / f"{run.name}.ipynb"))
-    pages = find(LESSON).parent.as_uri()
     page = folder / f"{name}.html"
-    write(page, re.sub(r'href="(?=\d\d_\w+\.ipynb")', f'href="{pages}/', text))
+    _write_html(run / f"{run.name}.ipynb", page)
     record = Record.read(run)
     table = record.tables["report"]
     frame = pandas.DataFrame(table["data"], table["index"], table["columns"])
@@ -96,3 +83,21 @@ def finish(run: Path, folder: Path, name: str) -> str:
         lines.append(f"[{'x' if claim.holds else ' '}] {claim.sentence}")
     lines += ["", "What to do next (in brackets: the lesson)", *record.numbers["next"]]
     return "\n".join([*lines, "", f"figures and numbers: {run}", f"look at: {page}"])
+
+
+def _write_html(notebook: Path, page: Path) -> None:
+    """Write an executed notebook as HTML that loads nothing from a network."""
+    from nbconvert import HTMLExporter  # takes a second
+    from traitlets.config import Config
+
+    hidden = {"hide-input", "injected-parameters"}
+    fold = {"enabled": True, "remove_input_tags": hidden}
+    exporter = HTMLExporter(
+        config=Config(TagRemovePreprocessor=fold),
+        mathjax_url="",
+        require_js_url="",
+        jquery_url="",
+    )
+    text, _ = exporter.from_filename(str(notebook))
+    lessons = find(LESSON).parent.as_uri()
+    write(page, re.sub(r'href="(?=\d\d_\w+\.ipynb")', f'href="{lessons}/', text))

@@ -47,7 +47,7 @@ def run_one(
     profile: str = "quick",
     root: StrPath = "figures",
     threads: int | None = None,
-    timeout: float | None = None,
+    timeout: float | int | None = None,
     keep_stale: bool = False,
 ) -> Path:
     """Return the result folder of one run, computing it if it is not there.
@@ -71,9 +71,9 @@ def sweep(
     profile: str = "quick",
     root: StrPath = "figures",
     jobs: int = 1,
-    timeout: float | None = None,
+    timeout: float | int | None = None,
     cluster: str | None = None,
-    resources: Mapping[str, float] | None = None,
+    resources: Mapping[str, float | int] | None = None,
     gpus: Sequence[str] = (),
     progress: bool = True,
     keep_stale: bool = False,
