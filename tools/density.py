@@ -20,11 +20,9 @@ ROOT = Path(__file__).parent.parent
 COMMITTED = Path(__file__).with_suffix(".json")
 LARGE = 150  # nodes of a function
 LATER = (
-    "data/corruptions.py",
     "ensembles/export.py",
     "ensembles/last_layer.py",
     "models/backbones.py",
-    "models/formats.py",
     "study/acquire.py",
     "study/decide.py",
 )
