@@ -5,7 +5,6 @@ import shutil
 import make_embedded
 import numpy as np
 import pytest
-import torch
 from small_files import FOLDER, needs
 
 from uqlab import data
@@ -52,15 +51,6 @@ def test_embedded_sets_are_made_again_alike():
         kept = asset(name)
         assert list(arrays) == list(kept)
         assert all(np.array_equal(arrays[key], kept[key]) for key in kept)
-
-
-@needs("cifar-10-batches-bin/test_batch.bin", "cifar10h-counts.npy")
-def test_peoples_judgements_of_cifar10():
-    d = data.load("cifar10")
-    torch.testing.assert_close(d.label_probs.sum(1), torch.ones(10000))
-    agreed = (d.label_probs.argmax(1) == d.labels).float().mean().item()
-    assert agreed == pytest.approx(0.9921, abs=2e-3)
-    assert len(data.load("cifar10[0,1,8,9]")) < 4000  # people were not always sure
 
 
 @needs("SST-2/train.tsv", "SST-2/dev.tsv", "trec/TREC_10.label", "text")

@@ -101,7 +101,6 @@ def test_a_classifier_that_fits_is_kept(tmp_path):
     trained = ViTForImageClassification(ViTConfig(**SMALL, **PIXELS, num_labels=3))
     folder, (x, _) = save(tmp_path, trained.eval(), tokenizer=False), images()
     assert torch.equal(models.from_pretrained(folder, 3)(x), trained(x).logits)
-    assert models.from_pretrained(folder, 5)(x).shape == (6, 5)
 
 
 def test_clip_without_its_text_half_or_dropout(tmp_path):
@@ -112,15 +111,6 @@ def test_clip_without_its_text_half_or_dropout(tmp_path):
     model, (x, _) = models.from_pretrained(tmp_path, 4), images()
     assert model(x).shape == (6, 4)
     assert torch.equal(model.train()(x), model.eval()(x))
-
-
-def test_fine_tuned_copies_of_one_backbone(tmp_path):
-    """A deep ensemble of a pretrained backbone: one encoder, classifiers of their own."""
-    save(tmp_path, ViTModel(ViTConfig(**SMALL, **PIXELS)), tokenizer=False)
-    ensemble = ensembles.deep(lambda: models.from_pretrained(tmp_path, 3), 2)
-    a, b = (dict(ensemble.member(m).named_parameters()) for m in range(2))
-    differing = [name for name in a if not torch.equal(a[name], b[name])]
-    assert differing == ["classifier.weight"]  # biases start at 0
 
 
 # Texts -------------------------------------------------------------------------------
@@ -237,8 +227,6 @@ def test_minilm():
     with torch.no_grad():
         states = mean_of_tokens(plain.bert, tokens)
         near(model(ids), model.classifier(states))
-    similar = torch.cosine_similarity(states[0], states[1:])
-    assert similar[0] > 0.7 > 0.3 > similar[1]  # as sentence-transformers has it
     lost = model.lose(ids, 0.5, torch.Generator().manual_seed(0))
     changed, padding = lost != ids, ids == model.tokenizer.pad_token_id
     assert 0 < changed.sum() < (~padding).sum()

@@ -88,7 +88,7 @@ class Dataset:
         if rows.ndim == 0:
             return self.inputs[int(rows)], int(self.labels[rows])
 
-        def chosen(values):
+        def chosen(values: Any) -> Any:
             if isinstance(values, Mapping):
                 return {key: value[rows] for key, value in values.items()}
             if isinstance(values, list):
@@ -257,14 +257,16 @@ def _read(name: str, split: str, root: StrPath | None) -> Items:
 
 def _dataset(items: Items, name: str, split: str) -> Dataset:
     """Copy the arrays of a reader, so that writing to the set changes no cache."""
-    labels = torch.tensor(items.labels).long()
-    about = {key: torch.tensor(values) for key, values in items.about.items()}
-    x, probs, fine = (
-        torch.tensor(values) if isinstance(values, np.ndarray) else values
-        for values in (items.inputs, items.label_probs, items.fine)
-    )
+
+    def copied(values: Any) -> Any:
+        return torch.tensor(values) if isinstance(values, np.ndarray) else values
+
+    x = copied(items.inputs)
     if isinstance(x, Tensor):
         x = x / 255 if x.dtype == torch.uint8 else x.float()
+    labels = copied(items.labels).long()
+    about = {key: copied(values) for key, values in items.about.items()}
+    probs, fine = copied(items.label_probs), copied(items.fine)
     return Dataset(x, labels, name, split, items.classes, probs, fine, about)
 
 

@@ -84,7 +84,7 @@ def _dirty_mnist(split, root):
         np.concatenate([clean.inputs.astype(np.float32) / 255, ambiguous.inputs]),
         np.concatenate([clean.labels, ambiguous.labels]),
         DIGITS,
-        np.concatenate([certain, ambiguous.label_probs]),
+        np.concatenate([certain, ambiguous.label_probs]),  # type: ignore
     )
 
 
