@@ -36,7 +36,7 @@ def fit(x=X, **changes):
         (lambda: data.load("digits", limit=5, seed=None), TypeError, "seed must be an integer, got None"),
         (lambda: metrics.ece(LOGITS, LABELS, bins=math.nan), TypeError, "bins must be an integer, got nan"),
         (lambda: fit(max_grad_norm=math.nan), ValueError, r"max_grad_norm must be in \(0, inf\], got nan"),
-        (lambda: fit(lr=math.nan), ValueError, "learning rate: nan"),
+        (lambda: fit(lr=math.nan), ValueError, r"lr must be in \(0, inf\), got nan"),
     ],
 )  # fmt: skip
 def test_what_is_no_value_is_named_with_what_is_accepted(call, error, words, unchecked):
