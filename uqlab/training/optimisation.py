@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from uqlab.core.checks import one_of, within
+from uqlab.core.checks import one_of, positive, within
 from uqlab.core.modules import trainable
 
 OPTIMIZERS: dict[str, Any] = {
@@ -31,6 +31,8 @@ class Optimisation:
     warmup: int
 
     def __post_init__(self) -> None:
+        if self.lr is not None:
+            positive("lr", self.lr)
         if not callable(self.optimizer):
             one_of("optimizer", self.optimizer, OPTIMIZERS)
         elif self.weight_decay or self.momentum:
