@@ -27,6 +27,7 @@ def cells(number, kind):
     return sources(path, kind) + (sources(study, kind) if study.exists() else [])
 
 
+@functools.cache
 def headings(number):
     found = re.findall(
         r"^#+ (?:\d\. )?(.+)$", "\n".join(cells(number, "markdown")), re.MULTILINE
@@ -34,6 +35,7 @@ def headings(number):
     return {*found}
 
 
+@functools.cache
 def saved(number):
     """The names of the figures that a lesson and its study save."""
     code = re.sub(
