@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from same import near
+from sklearn.datasets import load_sample_image
 from torch.testing import assert_close
 from transformers import WhisperFeatureExtractor
 
