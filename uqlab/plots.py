@@ -503,6 +503,10 @@ def _picture(image: ArrayLike, ax: Axes, extent: Any = None) -> None:
     ax.imshow(rows, extent=extent, interpolation="nearest", **PICTURE)
 
 
+# White between votes for the mean prediction and votes against it.
+_VOTES = LinearSegmentedColormap.from_list("votes", [NEUTRAL, "white", EPISTEMIC])
+
+
 def votes(
     image: ArrayLike,
     logits: ArrayLike,
@@ -535,14 +539,12 @@ def votes(
     sure, vote = map(_array, p.max(1))
     signed = np.where(vote == p.mean(0).argmax().item(), -sure, sure)
     names = np.array([str(name)[:5] for name in classes or range(p.shape[1])])
-    longest = max(map(len, names))
-    colors = [NEUTRAL, "white", EPISTEMIC]  # white between the two kinds of votes
     sns.heatmap(
         signed.reshape(side, side),
         annot=names[vote].reshape(side, side),
         fmt="",
-        annot_kws={"fontsize": min(14, 56 / side) / (1 if longest < 3 else 2)},
-        cmap=LinearSegmentedColormap.from_list("votes", colors),
+        annot_kws={"fontsize": min(14, 56 / side / len(names[0]))},
+        cmap=_VOTES,
         vmin=-1,
         vmax=1,
         alpha=0.6,
