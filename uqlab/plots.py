@@ -163,7 +163,9 @@ def label_lines(ax: Axes) -> Axes:
     lines = [line for line in lines if np.size(line.get_xydata())]
     canvas: Any = ax.get_figure(root=True)
     canvas.draw_without_rendering()  # limits and layout must be final
-    tips = np.array([np.asarray(line.get_xydata())[-1] for line in lines])
+    tips = np.array([np.asarray(line.get_xydata())[-1] for line in lines]).reshape(
+        -1, 2
+    )
     up = _apart(ax.transData.transform(tips)[:, 1] * 72 / canvas.dpi, 9.0)
     for line, tip, above in zip(lines, tips, up, strict=True):
         color = line.get_color()
