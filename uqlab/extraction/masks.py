@@ -214,6 +214,8 @@ def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:
 
 def information(p: Float[Tensor, "members elements"]) -> Float[Tensor, ""]:
     """Return the mean over elements of I[coin; member], in nats."""
+    eps = torch.finfo(p.dtype).eps
+    p = p.clamp(eps, 1 - eps)  # at 0 and 1 the slope of the entropy is infinite
     return (_coin_entropy(p.mean(0)) - _coin_entropy(p).mean(0)).mean()
 
 

@@ -18,14 +18,7 @@ from uqlab.core.checks import at_least, one_network
 from uqlab.core.modules import hooked, layers_of, logits_of, sharing_copy
 from uqlab.ensembles import MeanGradient, OneNetwork, recorded
 
-_OTHERWISE = (
-    "If another module averages the map, name it: tiles(model, size, pool='...', "
-    "head='...'); if a function call does, make it a module, nn.AdaptiveAvgPool2d(1)."
-)
-_NO_AVERAGE = (
-    "does not average over its whole map: its output is not the mean of the positions, "
-    "as for a maximum or a generalized mean"
-)
+_NO_AVERAGE = "does not average over its whole map"
 # Of the largest number: above the error of bfloat16 products, below that of a head that
 # is not linear.
 _TOLERANCE = 1e-2
@@ -76,8 +69,7 @@ def tiles(
     modules = dict(model.named_modules())
     for name in (pool, head):
         if name is not None and name not in modules:
-            last = ", ".join(list(modules)[-8:])
-            raise ValueError(f"no module {name!r}; the last ones are {last}")
+            raise ValueError(f"no module {name!r}; choose among {', '.join(modules)}")
     name = _find_pool(model, modules) if pool is None else pool
     grid = _token_grid(model, name) if isinstance(modules[name], nn.LayerNorm) else None
     positions = _Positions(modules[name], name, grid)
@@ -86,12 +78,12 @@ def tiles(
 
 
 class TiledEnsemble(OneNetwork):
-    """A network whose head is asked at every position; members are means over tiles.
+    """A network whose head runs at every position; members are means over tiles.
 
     Parameters
     ----------
     network
-        The model, in which `_Positions` stands in the place of the pool.
+        The model, with `_Positions` in the place of the pool.
     size
         Tiles a side.
     linear
@@ -137,36 +129,22 @@ class TiledEnsemble(OneNetwork):
     def _positions(self) -> "_Positions":
         return layers_of(self.network, _Positions)[0]
 
-    def of_mean(self, x: Tensor) -> Tensor:
-        """Return the logits of the mean features of the first member's tile."""
-        self._check(x[:2])
-        positions = self._positions()
-
-        def mean(_, args, features):
-            form = features.shape[1:]
-            rows = features.flatten(1).unflatten(0, (*positions.sides, len(x)))
-            tiles = adaptive_avg_pool2d(rows.permute(2, 3, 0, 1), self.size)
-            return tiles.flatten(2)[..., self.member_ids[0]].unflatten(1, form)
-
-        with hooked([positions.register_forward_hook(mean)]):
-            return logits_of(self.network(x))
-
     def _at_positions(self, x: Tensor) -> Tensor:
         """Return logits at all positions, [batch, classes, height, width]."""
         logits = logits_of(self.network(x))
         name = self._positions().name
         height, width = self._positions().sides
-        rows = height * width * len(x)
-        if logits.shape[:-1] != (rows,):
+        if logits.shape[:-1] != (height * width * len(x),):
             raise ValueError(
-                "tiles need a classifier with logits [batch, classes], whose head is "
-                f"fed by the pool {name!r} alone, which runs once: {rows} rows, "
-                f"got {list(logits.shape)}"
+                "tiles need logits [batch, classes] of a head that reads only the pool "
+                f"{name!r}, which runs once; at {height} x {width} positions of "
+                f"{len(x)} inputs they are {list(logits.shape)}"
             )
-        if self.size > min(height, width):
+        at_most = min(height, width)
+        if self.size > at_most:
             raise ValueError(
-                f"size {self.size} is larger than the map at {name!r}, "
-                f"{height} x {width}; choose 1 to {min(height, width)}"
+                f"`size` must be 1 to {at_most}, the side of the map at {name!r}, got "
+                f"{self.size}"
             )
         return logits.unflatten(0, (height, width, len(x))).permute(2, 3, 0, 1)
 
@@ -179,14 +157,7 @@ class TiledEnsemble(OneNetwork):
         if self.checked or not len(x):
             return
         positions = self._positions()
-        try:
-            every = self._at_positions(x)
-        except RuntimeError as error:
-            raise ValueError(
-                f"after the pool {positions.name!r} every position is an input of its "
-                "own: flatten with x.flatten(1), and feed nothing but the pool to the "
-                f"head ({error})"
-            ) from error
+        every = self._at_positions(x)
         if not every.isfinite().all():
             return  # such inputs show nothing
         with hooked([positions.register_forward_hook(_averaged)]):
@@ -194,29 +165,23 @@ class TiledEnsemble(OneNetwork):
         difference = (every.mean((2, 3)) - whole).abs().max()
         if self.linear and not difference <= _TOLERANCE * every.abs().max():
             raise ValueError(
-                "the mean of the tiles' logits is not the logits of the mean over the "
-                f"map at {positions.name!r}: what follows the pool is not linear, or "
-                "it sees more than the pool's output, so tiles are no ensemble of the "
-                "model's predictions. If you want them all the same, name the head: "
+                f"the mean of the tiles' logits at {positions.name!r} differs from the "
+                "model's logits: what follows the pool is not linear, or reads more "
+                "than its output. To take tiles nevertheless, name the classifier: "
                 "tiles(..., head='...')"
             )
         self.checked = True
 
 
 class _OneTile(nn.Module):
-    """A member as a plain network: inputs -> logits [batch, classes].
-
-    A linear head is asked once, for the mean of the tile's positions.
-    """
+    """A member as a plain network: inputs -> logits [batch, classes]."""
 
     def __init__(self, tile: TiledEnsemble):
         super().__init__()
         self.tile = tile
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.tile.linear:
-            return self.tile(x)[0]
-        return self.tile.of_mean(x)
+        return self.tile(x)[0]
 
 
 class _Positions(nn.Module):
@@ -225,9 +190,9 @@ class _Positions(nn.Module):
     Parameters
     ----------
     pool
-        What it replaces; its output says in which form the head expects features.
+        The pool that it replaces; its output has the form that the head expects.
     name
-        The pool's, for messages.
+        The pool's name, for messages.
     grid
         Rows and columns of a transformer's patches, if the pool is its final layer
         norm: each position is then a sequence of one token.
@@ -257,13 +222,11 @@ class _Positions(nn.Module):
         side = math.isqrt(grid.shape[-1])
         if grid.ndim == 3 and grid.shape[2] == side**2:  # tokens, as Swin's are
             grid = grid.unflatten(2, (side, side))
-        if grid.ndim != 4:
+        if grid.ndim != 4 or grid.shape[1] != channels:
             raise ValueError(
-                f"there is no map at {self.name!r}: it takes {list(x.shape)}, not "
-                "[batch, channels, height, width] or the tokens of a square map"
+                f"{self.name!r} {_NO_AVERAGE}, or there is no map: it takes "
+                f"{list(x.shape)} and returns {channels} features"
             )
-        if grid.shape[1] != channels:
-            raise ValueError(f"{self.name!r} {_NO_AVERAGE}")
         return grid
 
 
@@ -292,11 +255,11 @@ def _find_pool(model: nn.Module, modules: dict[str, nn.Module]) -> str:
         norm = getattr(getattr(module, "base_model", None), "layernorm", None)
         if isinstance(norm, nn.LayerNorm) and _reads_tokens(module, norm):
             return next(name for name, m in modules.items() if m is norm)
-    pools = [f"{name} ({kind})" for name, kind in kinds.items() if "Pool" in kind]
     raise ValueError(
-        f"{type(model).__name__} has no module that averages a map to 1 x 1 (pools: "
-        f"{', '.join(pools) or 'none'}); tiles are an ensemble only where an average "
-        f"comes before a linear head. {_OTHERWISE}"
+        f"{type(model).__name__} has no module that averages a map to 1 x 1; tiles are "
+        "an ensemble only where an average comes before a linear head. If another "
+        "module averages the map, name it: tiles(model, size, pool='...'); if a "
+        "function call does, make it a module, nn.AdaptiveAvgPool2d(1)"
     )
 
 
@@ -318,7 +281,6 @@ def _token_grid(model: nn.Module, name: str) -> tuple[int, int]:
                 sides = torch.tensor(image).expand(2) // torch.tensor(patch)
                 return int(sides[0]), int(sides[1])
     raise ValueError(
-        f"the pool {name!r} is a layer norm, after which the tokens of a transformer "
-        f"are taken, but nothing in {type(model).__name__} has image_size and "
-        "patch_size to say how they lie"
+        f"the pool {name!r} is a layer norm, but no module of the network has "
+        "`image_size` and `patch_size`, which say how the tokens lie"
     )
