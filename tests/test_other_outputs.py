@@ -12,11 +12,10 @@ from same import near
 from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
-from uqlab.ensembles.last_layer import curvature
 
 from uqlab import ensembles, metrics, training
 from uqlab.core import devices
-from uqlab.ensembles.laplace import curvatures
+from uqlab.ensembles.laplace import curvature, curvatures
 from uqlab.uncertainty import decompose, decompose_gaussian
 
 WEIGHTS = {"no": None, "[M]": (4,), "[M, N]": (4, 6)}

@@ -171,7 +171,7 @@ def label_lines(ax: Axes) -> Axes:
         color = line.get_color()
         ax.annotate(
             str(line.get_label()),
-            tip,
+            tuple(tip),
             (9, above),
             textcoords="offset points",
             color=color,
