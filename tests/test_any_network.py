@@ -73,11 +73,8 @@ def test_spectra_and_diversity_ask_any_layer(network):
     full = ensembles.weights_of(plain)
     kinds = {n: ensemble.seen[full[n]].kind for n in names if full[n] in ensemble.seen}
     own = next(n for n, kind in kinds.items() if isinstance(kind, ensembles.LowRank))
-    found = spectra.ensemble_spectra(
-        ensemble, f"^{own}$", 1, update=True, progress=False
-    )
-    update = weights[own][1] - plain.get_parameter(full[own]).flatten(1)
-    near(found[own].values[1], torch.linalg.svdvals(update)[:1])
+    found = spectra.ensemble_spectra(ensemble, f"^{own}$", 1)
+    near(found[own].values[1], torch.linalg.svdvals(weights[own][1])[:1])
 
 
 @pytest.mark.parametrize("network", ["batch norm act", "own resnet", "resnet"])
@@ -114,7 +111,7 @@ def test_threads_may_use_one_ensemble_whose_layers_run_in_turn():
             return ensemble(x)
 
     expected = [asked(x) for x in inputs]
-    assert "loop" in ensemble.about()["mode"]
+    assert "loop" in str(ensemble)
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
             near([*pool.map(asked, inputs)], expected)

@@ -24,7 +24,7 @@ from uqlab import (
     training,
 )
 from uqlab.analysis import representations
-from uqlab.study import baselines, decide, methods, scoreboard, scores
+from uqlab.study import baselines, decide, methods, scores
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # annotations are no refusals
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
@@ -76,13 +76,6 @@ WITH_AN_END = {
 }
 
 
-def board(given, y):
-    network_ = network()
-    known = given if y is None else (given, y)
-    row = scoreboard.detection(network_, known, known, {"far": X + 1})
-    return torch.tensor([row["aurc"], row["auroc_energy_far"]])
-
-
 TAKERS = {
     "score": lambda given, y: scores.SCORES["entropy"](network(), given),
     "score that learns": lambda given, y: scores.SCORES["knn"].fit(NETWORK, given, y)(
@@ -101,7 +94,6 @@ TAKERS = {
     "method": lambda given, y: methods.train(
         "lora", network(), given, y, members=2, epochs=1, lr=0.1, rank=2, progress=False
     )(X),
-    "board": board,
 }
 
 

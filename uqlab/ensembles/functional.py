@@ -202,17 +202,23 @@ def in_turn(
 
 
 _PASS = threading.local()  # `learns`: whether this thread is in a pass with gradients
-_APPLY = checkpoint.CheckpointFunction.apply
 
 
-def _apply(*args):
-    """Refuse torch's reentrant checkpoints in a pass of members."""
-    if getattr(_PASS, "learns", False):
-        raise RuntimeError(CHECKPOINTS)
-    return _APPLY(*args)
+def _refused(run: Any) -> Any:
+    """Return one of torch's checkpoints that raises in a pass of members."""
+
+    def call(*args, **named):
+        if getattr(_PASS, "learns", False):
+            raise RuntimeError(CHECKPOINTS)
+        return run(*args, **named)
+
+    return call
 
 
-checkpoint.CheckpointFunction.apply = staticmethod(_apply)  # type: ignore
+_PLAIN = checkpoint._checkpoint_without_reentrant_generator
+checkpoint._checkpoint_without_reentrant_generator = _refused(_PLAIN)
+_REENTRANT = _refused(checkpoint.CheckpointFunction.apply)
+checkpoint.CheckpointFunction.apply = staticmethod(_REENTRANT)  # type: ignore
 
 
 @contextlib.contextmanager
@@ -224,11 +230,8 @@ def alone(network: nn.Module) -> Iterator[None]:
     """
     before = getattr(_PASS, "learns", False)
     _PASS.learns = torch.is_grad_enabled()
-    guard: Any = contextlib.nullcontext()
-    if _PASS.learns:
-        guard = torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS)
     try:
-        with _LOCKS.setdefault(network, threading.RLock()), guard:
+        with _LOCKS.setdefault(network, threading.RLock()):
             yield
     finally:
         _PASS.learns = before

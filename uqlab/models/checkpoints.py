@@ -3,6 +3,7 @@
 CLIP becomes a classifier that was never trained as one: images against prompts.
 """
 
+import argparse
 import contextlib
 import copy
 import json
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -32,6 +34,16 @@ KINDS = {
     "sound": "AutoModelForAudioClassification",
     "text": "AutoModelForSequenceClassification",
 }
+COMPILED = "_orig_mod."  # what torch.compile puts into names
+# Where files keep a state dict; an average of the weights only if there is no other.
+WRAPPERS = (
+    *("state_dict", "model_state_dict", "model", "model_state", "net", "network"),
+    *("module", "weights", "params", "model_ema"),
+)
+# What checkpoints hold besides tensors, and torch may read: it runs no code.
+NUMBER = np.float64(0).__reduce__()[0]
+PLAIN = [argparse.Namespace, NUMBER, (NUMBER, "numpy.core.multiarray.scalar"), np.dtype]
+PLAIN += [type(np.dtype(kind)) for kind in ("float64", "float32", "int64")]
 
 # A folder like any other checkpoint of CLIP
 CAPTIONS_CLIP = Path(__file__).parent / "assets" / "captions-clip"
@@ -445,14 +457,14 @@ def load_weights(model: Model, path: StrPath) -> Model:
         The network; it stays unchanged where the weights do not fit.
     path
         A .safetensors file, or one of torch.save, of which only tensors and numbers are
-        read. A state dict under "state_dict", "model_state_dict" or "model" is taken
-        out, and what all names start with, such as "module." of nn.DataParallel, is
-        dropped.
+        read. A state dict under "state_dict", "model" or another usual name is taken
+        out, and what wrappers put before names is dropped: "module." of
+        nn.DataParallel, "_orig_mod." of torch.compile, "model." of Lightning.
 
     Raises
     ------
     ValueError
-        If the file is damaged or holds anything but the weights of this model.
+        If the file is damaged, or does not hold the weights of this model once.
     """
     path = files.existing(path)
     try:
@@ -462,20 +474,28 @@ def load_weights(model: Model, path: StrPath) -> Model:
             f"{path} cannot be read: it is damaged, or holds Python objects, which "
             "would run code: then save model.state_dict() alone"
         ) from error
-    inner: Any = getattr(model, "_orig_mod", model)  # of torch.compile
-    own = inner.state_dict().keys()
     if not isinstance(state, dict) or not all(isinstance(k, str) for k in state):
         raise ValueError(f"{path} holds no state dict, but a {type(state).__name__}")
-    while state and not own & state.keys():
-        start = f"{next(iter(state)).partition('.')[0]}."
-        if not all(name.startswith(start) for name in state):
-            break
-        state = {name.removeprefix(start): w for name, w in state.items()}
+    names = {name.replace(COMPILED, ""): name for name in model.state_dict()}
+    state = {name.replace(COMPILED, ""): weight for name, weight in state.items()}
+    # Old files lack these counts.
+    needed = [name for name in names if not name.endswith("num_batches_tracked")]
+    starts = {n.removesuffix(needed[0]) for n in state if n.endswith(needed[0])}
+    fits = [s for s in starts if all(s + name in state for name in needed)]
+    if len(fits) > 1:
+        raise ValueError(
+            f"{path} holds these weights {len(fits)} times, under "
+            f"{', '.join(sorted(fits))}; save the state dict of one"
+        )
+    if fits and fits[0]:
+        at = len(fits[0])
+        state = {n[at:]: w for n, w in state.items() if n.startswith(fits[0])}
+    state = {names.get(name, name): weight for name, weight in state.items()}
     try:  # torch says all that does not fit, but loads the rest
-        copy.deepcopy(inner).load_state_dict(state)
+        copy.deepcopy(model).load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} does not fit: {error}") from error
-    inner.load_state_dict(state)
+    model.load_state_dict(state)
     return model
 
 
@@ -487,8 +507,11 @@ def _state(path: Path) -> Any:
     """
     if path.suffix == ".safetensors":
         return load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    for name in ("state_dict", "model_state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(name), dict):
-            state = state[name]
+    with torch.serialization.safe_globals(PLAIN):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    inside = [state]
+    while inside:
+        state = inside[0]
+        named = [state.get(k) for k in WRAPPERS] if isinstance(state, dict) else []
+        inside = [each for each in named if isinstance(each, dict)]
     return dict(state) if isinstance(state, dict) else state

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -91,7 +92,8 @@ def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
         )
     rules = RULES | rules
     for name in rules.keys() & parameters:
-        _check_rule(name, rules[name], parameters[name])
+        if not isinstance(parameters[name], ModuleType):  # `methods` is also a module
+            _check_rule(name, rules[name], parameters[name])
 
 
 def _check_rule(name: str, rule: Rule, value: Any) -> None:
