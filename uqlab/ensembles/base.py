@@ -535,10 +535,15 @@ class OneNetwork(Ensemble):
 class MeanGradient(torch.autograd.Function):
     """What members share as it is, whose gradient is divided by their number."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, p, members):
-        ctx.members = members
+    def forward(p, members):
         return p.view_as(p)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.members = inputs[1]
 
     @staticmethod
     def backward(ctx, grad):

@@ -147,6 +147,9 @@ def gradnorm(model: nn.Module, inputs: InputsLike) -> Scores:
             h = given_for_logits(network, head, batch)[name]
             logits = logits_of(call(network, batch))
             finite("the model's logits", logits)
+            rest = head[name](h) - logits
+            if rest.abs().max() > 1e-2 * logits.abs().max():  # of linearised members
+                raise ValueError(f"the logits are not the output of the layer {name!r}")
             p = logits.softmax(1)
             results.append(-h.abs().sum(1) * (p - 1 / p.shape[1]).abs().sum(1))
     return _joined(results, x)
