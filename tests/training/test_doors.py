@@ -312,6 +312,76 @@ def test_a_callback_sees_every_epoch_and_ends_the_training(tmp_path):
     assert len(seen) == 2
 
 
+def test_a_history_is_a_table_and_a_plot():
+    history = training.fit(MAKE["perceptrons"](), X, Y, **HOW)
+    frame = history.frame()
+    assert frame.index.tolist() == [1, 2, 3]
+    assert frame.to_numpy() == pytest.approx(history.loss.numpy())
+    lines = history.plot().get_lines()
+    assert [*lines[1].get_ydata()] == pytest.approx(history.loss[:, 1].tolist())
+
+
+def test_a_scheduler_by_batch_moves_after_every_batch(tmp_path):
+    """At its end the rate is that of the last step that it is made for."""
+    ours = ensembles.from_members([plain()])
+    theirs, again = copy.deepcopy(ours).member(0).train(), copy.deepcopy(ours)
+
+    def one_cycle(optimizer):
+        one_cycle.optimizer = optimizer
+        return torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.5, epochs=4, steps_per_epoch=2
+        )
+
+    def cycle(optimizer):
+        return one_cycle(optimizer)
+
+    how = {"optimizer": torch.optim.SGD, "lr": 0.1, "progress": False}
+    how |= {"scheduler": cycle}
+    batches = [(X[:50], Y[:50]), (X[50:], Y[50:])]
+    training.fit(ours, Batches(batches), epochs=4, **how)
+    assert one_cycle.optimizer.param_groups[0]["lr"] < 1e-5
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
+    scheduler = one_cycle(optimizer)
+    for x, y in batches * 4:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(theirs(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    near(ours(X)[0], theirs(X))
+    for epochs in (2, 4):
+        training.fit(again, Batches(batches), epochs=epochs, resume=tmp_path, **how)
+    near(again(X), ours(X))
+
+
+@pytest.mark.parametrize("data", [(X, Y), DataLoader(PAIRS, 20)])
+def test_a_last_batch_of_one_sample_is_named_where_batch_norm_is(data):
+    how = HOW | {"batch_size": 20}
+    with pytest.raises(ValueError, match="drop_last=True"):
+        training.fit(MAKE["batch norm"](), data, **how)
+    training.fit(MAKE["perceptrons"](), data, **how)
+    training.fit(MAKE["batch norm"](), (X, Y), **how, drop_last=True)
+
+
+def test_bytes_are_refused_alike():
+    images = TensorDataset((X * 9).byte(), Y)
+    for call in (
+        lambda: training.fit(MAKE["perceptrons"](), images.tensors, **HOW),
+        lambda: training.fit(MAKE["perceptrons"](), images, **HOW),
+        lambda: training.predict(MAKE["perceptrons"](), (X * 9).byte()),
+        lambda: training.predict(MAKE["perceptrons"](), DataLoader(images, 4)),
+    ):
+        with pytest.raises(ValueError, match=r"uint8.*inputs\.float\(\) / 255"):
+            call()
+
+
+def test_reduce_keeps_something_of_every_input():
+    """Members in the place of inputs would join to [2 members, samples / 2]."""
+    with pytest.raises(ValueError, match="reduce must return tensors"):
+        training.predict(
+            MAKE["lora"](), X[:8], batch_size=4, reduce=lambda z: z.argmax(-1)
+        )
+
+
 def test_what_reduce_keeps_is_that_of_all_logits():
     ensemble = MAKE["perceptrons"]().eval()
     expected = uncertainty.decompose(ensemble(X))
@@ -332,6 +402,7 @@ REFUSED = [
     ({"data": PAIRS, "optimizer": adamw}, "a function of the parameters sets its own"),
     ({"data": PAIRS, "optimizer": torch.optim.SGD, "momentum": 0.9}, "give them to yours"),
     ({"data": PAIRS, "scheduler": SCHEDULERS["step"], "warmup": 2}, "put it into yours"),
+    ({"data": PAIRS, "lr": None, "optimizer": lambda p: adamw([*p, torch.ones(1)])}, "and no others"),
     ({"data": PAIRS, "order": "mine"}, "order must be"),
     ({"data": PAIRS, "precision": "float16"}, "is for GPUs"),
 ]  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from uqlab import ensembles, models, training
 
@@ -128,10 +128,15 @@ def test_members_that_train_something_together_are_refused_before_it_costs(tmp_p
     assert not epochs
 
 
-def test_shards_in_threads_do_not_draw_from_one_loader(tmp_path):
+@pytest.mark.parametrize("replacement", [False, True])
+def test_shards_in_threads_do_not_draw_from_one_loader(replacement, tmp_path):
+    """With replacement torch draws the rows of an epoch in parts."""
+
     def loader():
-        generator = torch.Generator().manual_seed(3)
-        return DataLoader(TensorDataset(X, Y), 16, shuffle=True, generator=generator)
+        data, generator = TensorDataset(X, Y), torch.Generator()
+        how = {"replacement": replacement, "num_samples": 600 if replacement else 60}
+        sampler = RandomSampler(data, generator=generator, **how)
+        return DataLoader(data, 16, sampler=sampler)
 
     whole = deep(range(4))
     training.fit(whole, loader(), progress=False, **FIT)

@@ -257,7 +257,13 @@ ONE_NAN = INPUTS.index_fill(0, torch.tensor(1), math.nan)
         ({"loss": "hinge"}, ValueError, "^loss must be .* got 'hinge'"),
         ({"precision": "float64"}, ValueError, "^precision must be"),
         ({"scheduler": "step"}, ValueError, "needs milestones"),
+        ({"warmup": -1}, ValueError, "warmup must be at least 0, got -1"),
+        ({"warmup": 0.1}, TypeError, "warmup must be"),
+        ({"scheduler": "step", "milestones": [0.5]}, TypeError, "milestone must be"),
         ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+        ({"class_weights": [1.0, 1.0, 1.0, -1.0]}, ValueError, "class_weights must"),
+        ({"class_weights": [1.0, 1.0, 1.0, math.nan]}, ValueError, "class_weights"),
+        ({"class_weights": torch.zeros(4)}, ValueError, "class_weights must"),
         (
             {"loss": lambda z, y: z.sum((1, 2)), "class_weights": torch.ones(4)},
             ValueError,

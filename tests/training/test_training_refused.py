@@ -46,6 +46,16 @@ def test_an_error_leaves_the_modes_as_they_were(mode):
     assert torch.is_grad_enabled()
 
 
+def test_augmented_inputs_are_the_same_samples():
+    """One member's would be those of all, each with its own labels."""
+    ensemble = ensembles.deep(small_mlp, 2)
+    with pytest.raises(ValueError, match="augment must return inputs"):
+        training.fit(
+            ensemble, INPUTS, LABELS, epochs=1, augment=lambda x, _: x[:1],
+            progress=False,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "loss",
     [

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -35,22 +36,25 @@ from uqlab.ensembles.lora import LowRank
 
 Outputs = Literal["classes", "binary", "multilabel", "gaussian"] | None
 VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)  # tried for the prior
+WHOLE = 2000  # classes, of which a curvature is kept whole
 
 
 class Curvature(NamedTuple):
     """The generalised Gauss-Newton matrix of the summed loss by one weight [out, in].
 
     It is outputs (x) inputs: `outputs` [out, out] sums over inputs, places and classes
-    the outer products of what reaches the output; `inputs` [in, in] is the mean over
-    inputs and places of those of what enters.
+    the outer products of what reaches the output, or is [out], the diagonal of that;
+    `inputs` [in, in] is the mean over inputs and places of those of what enters.
     """
 
     outputs: Tensor
     inputs: Tensor
 
-    def spectrum(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the eigenvalues [out, in] and both factors' eigenvectors."""
-        (large, u), (small, v) = map(torch.linalg.eigh, self)
+    def spectrum(self) -> tuple[Tensor, Any, Any]:
+        """Return the eigenvalues [out, in] and both's vectors; a diagonal has None."""
+        (large, u), (small, v) = (
+            torch.linalg.eigh(m) if m.ndim == 2 else (m, None) for m in self
+        )
         return torch.outer(large.clamp(min=0), small.clamp(min=0)), u, v
 
     def draw(self, prior_precision: float, generator: torch.Generator) -> Tensor:
@@ -68,7 +72,8 @@ class Curvature(NamedTuple):
         deviation = (eigenvalues + prior_precision).rsqrt()
         like = deviation.cpu()
         noise = [torch.empty_like(like).normal_(generator=g) for g in generators]
-        return u @ (torch.stack(noise).to(v) * deviation) @ v.mT
+        drawn = torch.stack(noise).to(v) * deviation
+        return (drawn if u is None else u @ drawn) @ v.mT
 
 
 class _LinearisedEnsemble(Ensemble):
@@ -123,7 +128,7 @@ def laplace_lora(
         `lora(backbone, 1, ...)` after training; its classifier stays as it is.
     inputs : tensor, array or tensors by name
         Those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix
-        needs no labels.
+        needs no labels. Its logits are those of classes; one alone is of a sigmoid.
     members : int or range
         As in `lora`. Member m depends on (seed, m) and `trained` alone.
     linearised : bool
@@ -377,6 +382,11 @@ def laplace(
         wanted, inputs that are not finite, a network that is nothing but a classifier,
         and one whose logits are no layer's output.
 
+    Warns
+    -----
+    UserWarning
+        For more than 2,000 classes, of whose G only the diagonal is kept.
+
     Notes
     -----
     Weight and bias W have the precision G (x) S + I / prior_variance, with the
@@ -424,6 +434,9 @@ def curvature(
     """Return the curvature of a classifier's weight and bias, side by side."""
     layer: Any = network.get_submodule(classifier)
     ones = int(layer.bias is not None)
+    if layer.out_features > WHOLE and outputs in (None, "classes"):
+        said = f"more than {WHOLE:,} classes: the output factor of laplace is diagonal"
+        warnings.warn(said, stacklevel=3)
 
     @torch.no_grad()
     def look(batch):
@@ -436,18 +449,20 @@ def curvature(
 
 
 def _by_logits(z, outputs, noise_variance):
-    """Return the curvature by logits [outputs, outputs], summed over the samples."""
+    """Return the curvature by logits, or its diagonal, summed over the samples."""
     one_of("outputs", outputs, (None, "classes", "binary", "multilabel", "gaussian"))
     if outputs == "gaussian":
         positive("noise_variance", noise_variance)
-        return len(z) / noise_variance * torch.eye(z.shape[1]).to(z)
+        return torch.full_like(z, 1 / noise_variance).sum(0)
     if noise_variance is not None:
         raise ValueError('noise_variance goes with outputs="gaussian" alone')
     if z.shape[1] > 1 and outputs in (None, "classes"):
         p = z.softmax(-1)
-        return p.sum(0).diag() - p.mT @ p
-    p = z.sigmoid()
-    return (p * (1 - p)).sum(0).diag()
+        if z.shape[1] <= WHOLE:
+            return p.sum(0).diag() - p.mT @ p
+    else:
+        p = z.sigmoid()
+    return (p * (1 - p)).sum(0)
 
 
 def likeliest(mean: Tensor, found: Curvature) -> float:

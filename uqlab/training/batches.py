@@ -17,7 +17,13 @@ from uqlab.ensembles import GENERATOR, member_seed
 
 def as_given(model: Any, inputs: Any) -> Any:
     """Return inputs, checked, as a network takes them."""
-    return like_parameters(model, map_tensors(Tensor.detach, inputs_alone(inputs)))
+    x = inputs_alone(inputs)
+    if isinstance(x, Tensor) and x.dtype == torch.uint8:
+        raise ValueError(
+            "inputs are uint8; give images as floating point in [0, 1]: "
+            "inputs.float() / 255, of an array inputs / 255"
+        )
+    return like_parameters(model, map_tensors(Tensor.detach, x))
 
 
 class Tensors:

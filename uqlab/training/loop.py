@@ -5,7 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from uqlab.core.checks import (
     one_of,
 )
 from uqlab.core.devices import arithmetic
+from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
 from uqlab.core.modules import (
     Counted,
@@ -36,6 +37,10 @@ from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
 from uqlab.training.steps import ChainStep, Step, make_step
 from uqlab.training.workers import Workers, draws_noise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 # inputs [members, batch, ...], one generator a member -> inputs
 Augment = Callable[[Any, list[torch.Generator]], Any]
@@ -66,6 +71,17 @@ class History:
             f"History({epochs} epochs of {members} members, {self.steps} steps in "
             f"{self.seconds:.1f} s, mean loss {first:.3g} to {last:.3g})"
         )
+
+    def frame(self) -> "DataFrame":
+        """Return the losses as a table: a row an epoch, from 1, a column a member."""
+        with extra("notebooks"):
+            import pandas
+        frame = pandas.DataFrame(self.loss.numpy()).rename_axis("epoch")
+        return frame.set_index(frame.index + 1)
+
+    def plot(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw the members' losses by epoch, and return the Axes."""
+        return self.frame().plot(ax=ax, legend=False, ylabel="loss")
 
 
 @dataclass
@@ -153,7 +169,8 @@ def fit(
     scheduler
         None or "constant", "cosine" (to zero at the end) or "step" (a tenth at each of
         `milestones`), step by step; or a function of the optimiser that returns a
-        scheduler of torch, which moves once an epoch.
+        scheduler of torch, which moves once an epoch; `OneCycleLR` and `CyclicLR` once
+        a step.
     loss
         "cross_entropy" of classes [samples], and of pixels: outputs [samples, classes,
         height, width], labels [samples, height, width], -100 where there is none.
@@ -283,7 +300,8 @@ class Task:
         seen = 0
         for x, y in self.batches(epoch, shard):
             take_step.next(epoch, self.steps)
-            losses[rows].add_(take_step(x, y), alpha=y.shape[1])
+            with _naming_one():
+                losses[rows].add_(take_step(x, y), alpha=y.shape[1])
             seen += y.shape[1]
         losses[rows].div_(seen)
         take_step.end_epoch(losses[rows])
@@ -318,7 +336,31 @@ class Task:
             if rows is not places:  # of MIMO, which repeats samples
                 x, y = map_tensors(lambda t, r=rows: t[0][r], x), y[0][rows]
                 drawing = own
-            yield self.augment(x, drawing) if self.augment else x, y
+            yield _same(self.augment(x, drawing), y) if self.augment else x, y
+
+
+def _same(x, y):
+    """Return what `augment` returned; ValueError unless it is of the same samples."""
+    if first_tensor(x).shape[:2] != y.shape[:2]:
+        raise ValueError(
+            f"augment must return inputs {[*y.shape[:2]]} [members, batch, ...], got "
+            f"{[*first_tensor(x).shape]}"
+        )
+    return x
+
+
+@contextlib.contextmanager
+def _naming_one():
+    """Say what to do where batch norm is given one sample."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ValueError(
+            "the last batch is one sample, of which batch norm has no statistics; drop "
+            "it by drop_last=True, or take another batch_size"
+        ) from error
 
 
 def _train(ensemble, task, saved, progress, callbacks):

@@ -162,6 +162,11 @@ def targets(
     if class_weights is None:
         return cross_entropy, check
     weights = as_tensor("class_weights", class_weights, "classes").to(outputs)
+    if weights.min() < 0 or not weights.sum() > 0:
+        raise ValueError(
+            "class_weights must be finite, not negative and not all zero, got "
+            f"{weights.tolist()}"
+        )
     return functools.partial(cross_entropy, class_weights=weights), check
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from uqlab.core.checks import one_of, positive, within
+from uqlab.core.checks import at_least, one_of, positive, within
 from uqlab.core.modules import trainable
 
 OPTIMIZERS: dict[str, Any] = {
@@ -40,6 +40,9 @@ class Optimisation:
                 "weight_decay and momentum are of the optimisers by name; give them to "
                 "yours: lambda parameters: torch.optim.AdamW(parameters, ...)"
             )
+        at_least("warmup", self.warmup, 0)
+        for epoch in self.milestones:
+            at_least("a milestone", epoch, 0)
         if not callable(self.scheduler):
             known = ("constant", "cosine", "step")
             one_of("scheduler", self.scheduler or "constant", known)
@@ -87,7 +90,14 @@ class Optimisation:
                 "lr is of the optimisers by name and of classes; a function of the "
                 "parameters sets its own"
             )
-        return self.optimizer(parameters, **how)
+        made = self.optimizer(parameters, **how)
+        held = {id(p) for group in made.param_groups for p in group["params"]}
+        if not held <= set(map(id, parameters)):
+            raise ValueError(
+                "optimizer must hold parameters that it is given, and no others: "
+                "lambda parameters: torch.optim.AdamW(parameters, ...)"
+            )
+        return made
 
 
 def clip_members(ensemble: Any, limit: float) -> None:

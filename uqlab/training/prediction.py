@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from tqdm.auto import tqdm
 
 from uqlab.core.checks import a_network, at_least, count, inputs_alone
@@ -66,9 +66,21 @@ def predict(
             x = inputs_alone(inputs)
             bar.total = count(x) if held else None
             for z in _answers(ensemble, x, batch_size):
-                kept.append(tree_map(Tensor.cpu, reduce(z) if reduce else z))
+                kept.append(_reduced(z, reduce) if reduce else z.cpu())
                 bar.update(z.shape[1])
     return tree_map(lambda *parts: torch.cat(parts, axis), *kept)
+
+
+def _reduced(z, reduce):
+    """Return on the CPU what is kept of the logits of some inputs."""
+    kept = tree_map(Tensor.cpu, reduce(z))
+    shapes = [t.shape for t in tree_leaves(kept)]
+    if any(shape[:1] != z.shape[1:2] for shape in shapes):
+        raise ValueError(
+            f"reduce must return tensors [samples, ...] = [{z.shape[1]}, ...], "
+            f"got {[list(shape) for shape in shapes]}"
+        )
+    return kept
 
 
 def _answers(ensemble, x, batch_size):

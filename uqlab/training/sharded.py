@@ -102,11 +102,11 @@ def _read(shard, where):
 
 
 def _own(data):
-    """Return a loader that is read for itself, also in a thread."""
-    if isinstance(data, DataLoader):
-        data = copy.copy(data)
-        data._iterator = None  # of workers that persist
-    return data
+    """Return a loader that draws for itself, also in a thread; its data are one."""
+    if not isinstance(data, DataLoader):
+        return data
+    running = data._iterator  # of workers that persist
+    return copy.deepcopy(data, {id(data.dataset): data.dataset, id(running): None})
 
 
 class _Shard:

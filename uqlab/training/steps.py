@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from uqlab.core.modules import rows_of, trainable
 from uqlab.ensembles import Ensemble, Own, member_seed
@@ -21,6 +21,9 @@ def make_step(
     if layers:
         return ChainStep(ensemble, loss, settings, layers)
     return Step(ensemble, loss, settings, precision)
+
+
+BY_BATCH = OneCycleLR, CyclicLR  # which torch moves after every batch
 
 
 class Step:
@@ -64,15 +67,18 @@ class Step:
             factor = self.settings.factor(self.done, epoch, steps)
             for group in self.optimizer.param_groups:
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+        elif self.done and isinstance(self.parts["scheduler"], BY_BATCH):
+            self.parts["scheduler"].step()
         self.done += 1
 
     def end_epoch(self, losses):
         """Move a scheduler of the user's on."""
-        scheduler = self.parts.get("scheduler")
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(losses.mean().item())
-        elif scheduler:
-            scheduler.step()
+        if callable(self.settings.scheduler):
+            scheduler = self.parts["scheduler"]
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(losses.mean().item())
+            elif not isinstance(scheduler, BY_BATCH):
+                scheduler.step()
 
     def __call__(self, x, labels):
         """Take one step, and return the members' losses."""
