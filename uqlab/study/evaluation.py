@@ -335,12 +335,10 @@ def _gaussians(z):
 
 def _of_gaussians(z, labels):
     """Return loss, CRPS and coverage [samples, 3], and those of one Gaussian."""
-    y = as_scores(labels, len(z), "labels").double()[:, None]
+    y = as_scores(labels, len(z), "labels").double()[:, None, None]
     one = torch.stack([y.mean(), y.var(correction=0).clamp(min=1e-300).log()])
-    simple = _of_mixture(one.expand(len(y), 1, 2), y).mean(0)
-    return _of_mixture(z, y), dict(
-        zip(("nll", "crps", "coverage"), simple, strict=True)
-    )
+    loss, crps, coverage = _of_mixture(one.expand(1, 1, 2), y).mean(0)
+    return _of_mixture(z, y), {"nll": loss, "crps": crps, "coverage": coverage}
 
 
 def _of_mixture(z, y):
@@ -348,18 +346,18 @@ def _of_mixture(z, y):
 
     The CRPS is E|X - y| - E|X - X'| / 2 (Grimit et al. 2006).
     """
-    mean, log_variance = z.unbind(2)
+    mean, log_variance = z[..., None].unbind(2)
     variance = log_variance.exp()
     member = Normal(mean, variance.sqrt())
-    apart = mean[:, :, None] - mean[:, None], variance[:, :, None] + variance[:, None]
-    crps = _distance(mean - y, variance).mean(1) - _distance(*apart).mean((1, 2)) / 2
-    loss = math.log(z.shape[1]) - member.log_prob(y).logsumexp(1)
-    within = (member.cdf(y).mean(1) - 0.5).abs() <= 0.45
-    return torch.stack([loss, crps, within], 1)
+    apart = _distance(mean - mean.mT, variance + variance.mT)
+    loss = math.log(z.shape[1]) - member.log_prob(y).logsumexp((1, 2))
+    within = (member.cdf(y).mean((1, 2)) - 0.5).abs() <= 0.45
+    return torch.stack([loss, _distance(mean - y, variance) - apart / 2, within], 1)
 
 
 def _distance(mean, variance):
-    """Return E|X| of Gaussians."""
+    """Return E|X| of mixtures [samples, ...] of Gaussians."""
     width = (2 * variance).sqrt()
     share = mean / width
-    return width * (-share.square()).exp() / math.pi**0.5 + mean * share.erf()
+    distances = width * (-share.square()).exp() / math.pi**0.5 + mean * share.erf()
+    return distances.mean((1, 2))
