@@ -1,6 +1,7 @@
 """What pixels or words alone can do: equal to scikit-learn's own, and to the definition."""
 
 import numpy as np
+import pytest
 import torch
 from sklearn.covariance import LedoitWolf
 from sklearn.neighbors import NearestNeighbors
@@ -67,6 +68,9 @@ def test_pixels_that_never_vary_are_no_obstacle_and_chance_repeats():
         == baselines.ood_scores(train, test, seed=1)["random order"]
     ).all()
     assert len(set(scores["random order"])) == 9
+    for call in (baselines.ood_scores, lambda x, y: baselines.accuracies(x, y, y, y)):
+        with pytest.raises(ValueError, match="must be of one shape"):
+            call(torch.zeros(9, 3, 2, 2), torch.zeros(9, 2, 2, 3))
 
 
 def test_words_alone():

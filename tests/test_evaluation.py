@@ -7,12 +7,14 @@ import pandas as pd
 import pytest
 import torch
 from same import near
+from scipy import integrate, stats
 from sklearn.metrics import roc_auc_score
 from small_tasks import make_task
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from uqlab import ensembles, metrics, study, training, uncertainty
+from uqlab.study import decide
 
 FEW = {"repeats": 20}
 GENERATOR = torch.Generator().manual_seed(0)
@@ -168,6 +170,58 @@ def test_shifted_sets_have_rows_of_their_own():
         assert f"ece_floor_noise {severity}" in found
 
 
+def test_a_regression_is_scored_by_its_mixture():
+    means = torch.tensor([[0.0, 1.0, 5.0], [1.0, 1.5, 4.0]], dtype=torch.float64)
+    variances = torch.tensor([[1.0, 0.25, 4.0], [0.5, 1.0, 1.0]], dtype=torch.float64)
+    y = torch.tensor([0.3, -1.0, 9.5], dtype=torch.float64)
+    z = torch.stack([means, variances.log()], -1)
+    found = study.evaluate(z, y, {"far": 2 * z}, outputs="gaussian", **FEW)
+    rows = []
+    for i in range(3):
+        members = [stats.norm(means[m, i], variances[m, i].sqrt()) for m in range(2)]
+        cdf = lambda t: np.mean([member.cdf(t) for member in members])  # noqa: B023, E731
+        loss = -np.log(np.mean([member.pdf(y[i]) for member in members]))
+        below, _ = integrate.quad(lambda t: cdf(t) ** 2, -30, y[i])  # noqa: B023
+        above, _ = integrate.quad(lambda t: (1 - cdf(t)) ** 2, y[i], 40)  # noqa: B023
+        rows.append([loss, below + above, 0.05 <= cdf(y[i]) <= 0.95])
+    expected = np.mean(rows, 0)
+    near([found[row].value for row in ("nll", "crps", "coverage")], expected.tolist())
+    assert 0 < expected[2] < 1
+    assert found["nll"].low < found["nll"].value < found["nll"].high
+    one = stats.norm(y.mean(), y.std(correction=0))
+    near(found["nll"].baseline, -one.logpdf(y).mean())
+    inside = uncertainty.decompose_gaussian(means, variances)
+    outside = uncertainty.decompose_gaussian(2 * means, variances**2)
+    separation = metrics.ood_detection(inside.epistemic, outside.epistemic)
+    assert found["auroc_epistemic_far"].value == separation.auroc
+    assert "auroc_total_far" in found
+    same_again = study.evaluate({"a": z, "b": z}, y, outputs="gaussian", **FEW)
+    near(list(same_again["crps b - a"][:3]), [0.0, 0.0, 0.0])
+
+
+def test_targets_that_are_all_the_same():
+    """The simple baseline is sure then, and right."""
+    z = torch.zeros(1, 30, 2)
+    result = study.evaluate(z, torch.zeros(30), outputs="gaussian", **FEW)
+    near(result["nll"].value, math.log(2 * math.pi) / 2)
+    assert result["nll"].baseline < -300
+    assert result["crps"].baseline == pytest.approx(0)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_what_is_saved_is_what_a_report_reads(tmp_path, outputs):
+    one, y = ensemble(outputs=outputs), Y.clamp(max=max(1, outputs - 1))
+    path = tmp_path / "run.npz"
+    data = DataLoader(TensorDataset(X, y), 16)
+    found = study.evaluate(one, data, {"far": FAR}, save=path, **FEW)
+    run = decide.saved(path)
+    near(run.logits[..., -1:], training.predict(one, X)[..., -1:])
+    near(run.ood["far"][..., -1:], training.predict(one, FAR)[..., -1:])
+    assert torch.equal(run.labels, y)
+    again = study.evaluate(run.logits, run.labels, run.ood, **FEW)
+    same(found, again, ("seconds", "parameters"))
+
+
 def test_it_prints_and_becomes_a_frame():
     found = study.evaluate(ensemble(), (X, Y), **FEW)
     lines = str(found).splitlines()
@@ -187,6 +241,11 @@ def test_it_prints_and_becomes_a_frame():
         (lambda: study.evaluate(ensemble(), X), "labels are missing"),
         (lambda: study.evaluate(ensemble(), (X, Y + 3)), "labels must be 0 to 2"),
         (lambda: study.evaluate(ensemble(), (X, Y), {"far": FAR[:0]}), "at least one"),
+        (lambda: study.evaluate(ensemble(), (X, Y), outputs="counts"), "outputs must be"),
+        (
+            lambda: study.evaluate({"a": ensemble(), "b": ensemble()}, (X, Y), save="x"),
+            "save takes the logits of one classifier",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_evaluated_is_refused(call, message):

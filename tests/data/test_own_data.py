@@ -166,7 +166,10 @@ def test_the_split_that_a_table_says(tmp_path):
         ("", "cannot be read"),
         ("words,label\none,1\n", "a column sentence or text.*words"),
         ("text,label\none,1\ntwo, too,0\n", "cannot be read"),
-        ("text,label\none,more,1\ntwo,too,0\n", "more fields than the header"),
+        ("text,label\none,more,1\ntwo,too,0\n", "cannot be read"),
+        ("text,label,Label\none,1,0\ntwo,0,1\n", "no name twice"),
+        ("text,label,label\none,1,0\ntwo,0,1\n", "no name twice"),
+        ("text,label\nok,0.0\ntwo,-1.0\n", "row 2 below"),
         *(
             (f"text,label,split\nok,0,test\n{row}\n", "row 2 below")
             for row in ("some,None,test", "some,-1,test", "some,?,test", " ,1,test",

@@ -50,7 +50,7 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
     said, table = recorded["numbers"]["model"], recorded["tables"]["report"]
     assert (said["what"], [*said["weights"]]) == (
         "an ensemble of 3",
-        ["0.pt", "1.pt", "2.pt"],
+        ["three/0.pt", "three/1.pt", "three/2.pt"],
     )
     rows = dict(zip(table["index"], table["data"], strict=True))
     assert float(rows["accuracy"][0]) > 0.9

@@ -246,7 +246,12 @@ def test_what_no_run_has_written_is_not_replaced(project, computed):
     folder = runs.execute("00", {"seed": 1})
     (folder / "notes").mkdir()
     (folder / "notes" / "why.md").write_text("because")
+    (folder / "notes" / "results.json").write_text("mine")
     runs.execute("00", {"seed": 2})
+    runs.execute("00", {"seed": 3})
+    assert (folder / "notes" / "why.md").read_text() == "because"
+    assert (folder / "notes" / "results.json").read_text() == "mine"
+    (folder / "manifest.json").write_text("damaged")
     runs.execute("00", {"seed": 3})
     assert (folder / "notes" / "why.md").read_text() == "because"
     assert manifest.Manifest.read(folder).parameters["seed"] == 3

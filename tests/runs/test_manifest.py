@@ -139,12 +139,13 @@ def test_every_damage_to_a_manifest_is_seen(project, computed):
         ("mine.py:make", "helper.py"),
         ("mine.py:make", "nets/deep/layer.py"),
         ("nets.deep.layer:make", "utils/more.py"),
+        ("nets.deep.a.b.last:make", "nets/deep/a/b/last.py"),
     ],
 )
 def test_whatever_a_parameter_names_makes_its_run_stale(tmp_path, named, changed):
     names = ["ckpts/a/best.pt", "ckpts/b/best.pt", "mine.py", "helper.py"]
     names += ["package/__init__.py", "package/sub/__init__.py", "package/sub/mod.py"]
-    names += ["nets/deep/layer.py", "utils/more.py"]
+    names += ["nets/deep/layer.py", "utils/more.py", "nets/deep/a/b/last.py"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")

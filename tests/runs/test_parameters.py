@@ -178,6 +178,7 @@ class Anything:
         ({"lr": math.nan}, "lr must be in .*got nan"),
         ({"level": 1.0}, r"level must be in \(0, 1\), got 1.0"),
         ({"seeds": [3, 3]}, "seeds must be a list of different values"),
+        ({"seeds": [3, 4, 3]}, "seeds must be a list of different values"),
         ({"sizes": [1, 0]}, r"sizes\[1\] must be an integer >= 1, got 0"),
         ({"precision": "float64"}, "precision must be one of .*bfloat16"),
     ],

@@ -39,7 +39,7 @@ def test_axis(text, default, values):
     assert sweeps.axis(text, default) == values
 
 
-@pytest.mark.parametrize("text", ["", "5:5", "0:3:-1", "[1"])
+@pytest.mark.parametrize("text", ["", "5:5", "0:3:-1", "[1", "1:30,5", "5,010"])
 def test_an_empty_axis_is_refused(text):
     with pytest.raises(ValueError, match="give 0:5"):
         sweeps.axis(text, 0)

@@ -323,8 +323,8 @@ def check(
     Raises
     ------
     ValueError
-        Unless all sets are there and of a kind that the lesson takes, and the task has
-        two classes or more.
+        Unless all sets are there and of a kind that the lesson takes, the task has two
+        classes or more, and soft labels are of its classes.
     """
     train, test = (load(task, split, root=root) for split in ("train", "test"))
     for data in (train, test):
@@ -337,6 +337,11 @@ def check(
             raise ValueError(
                 f"{data.name} holds {data.kind}, and this lesson takes "
                 f"{' or '.join(kinds)}, all sets of one kind"
+            )
+        if data.label_probs is not None and len(data.classes) != len(train.classes):
+            raise ValueError(
+                f"{data.name} has soft labels of {len(data.classes)} classes, take those "
+                f"of {train.name}"
             )
 
 

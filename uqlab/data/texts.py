@@ -34,8 +34,8 @@ def table(path: Path, split: str) -> Items:
     if "label" not in frame:
         return Items([*texts], np.full(len(texts), -1), ())
     labels = frame["label"]
-    with suppress(ValueError, OverflowError):  # numbers: 01 is 1, and 9 before 10
-        labels = labels.astype("int64")
+    with suppress(ValueError):  # numbers: 01 is 1, and 9 before 10
+        labels = _pandas().to_numeric(labels)
     classes, y = np.unique(labels, return_inverse=True)
     rows = split_rows(y, split)
     if "split" in frame:
@@ -55,22 +55,22 @@ def _frame(path):
     pandas = _pandas()
     form = TABS if ".tsv" in path.suffixes else {}
     with reading(path):
-        frame = pandas.read_csv(path, dtype=str, **form)
-        if not isinstance(frame.index, pandas.RangeIndex):
-            raise ValueError("rows have more fields than the header")
-    frame.columns = frame.columns.str.lower()
-    if frame.empty or not {*TEXTS} & {*frame}:
+        # so that a longer row is an error, and no name is changed
+        frame = pandas.read_csv(path, dtype=str, header=None, **form)
+    frame.columns = frame.iloc[0].str.strip().str.lower()
+    frame = frame.iloc[1:]
+    if frame.empty or not {*TEXTS} & {*frame} or frame.columns.has_duplicates:
         raise ValueError(
             f"{path} must have rows and a column sentence or text, or sentence1 and "
-            f"sentence2, got the columns {[*frame]}"
+            f"sentence2, and no name twice, got the columns {[*frame]}"
         )
     known = frame[frame.columns.intersection([*TEXTS, "label", "split"])]
     known = known.apply(lambda column: column.str.strip())
-    no_class = {"label": ["?", "-1", "-100"]}
-    missing = (known.isna() | (known == "") | known.isin(no_class)).any(axis=1)
+    known = known.replace({"label": r"\?|-\d+(\.0*)?$"}, pandas.NA, regex=True)
+    missing = (known.isna() | (known == "")).any(axis=1)
     if missing.any():
         raise ValueError(
-            f"{path} has no text, label or split in row {missing.idxmax() + 1} below "
+            f"{path} has no text, label or split in row {missing.idxmax()} below "
             "the header; fill it in or leave out the row"
         )
     return known

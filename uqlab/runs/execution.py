@@ -231,9 +231,12 @@ def _finish(folder: Path, manifest: Manifest) -> None:
 def _replace(job: Job, manifest: Manifest) -> None:
     """Rename the temporary folder; the old result goes when it has taken its place."""
     temporary, old = _hidden(job, "tmp"), _hidden(job, "old")
-    if earlier := Manifest.read(job.folder).files:  # notes beside a result stay
-        written = shutil.ignore_patterns("manifest.json", *earlier, *manifest.files)
-        shutil.copytree(job.folder, temporary, ignore=written, dirs_exist_ok=True)
+    written = {"manifest.json", *Manifest.read(job.folder).files, *manifest.files}
+    for path in job.folder.rglob("*"):  # notes beside a result stay
+        name = path.relative_to(job.folder)
+        if path.is_file() and name.as_posix() not in written:
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, temporary / name)
     shutil.rmtree(old, ignore_errors=True)
     with suppress(FileNotFoundError):
         job.folder.rename(old)

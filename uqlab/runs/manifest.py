@@ -151,8 +151,10 @@ def _places(value: Any, folder: Path) -> Iterator[str]:
 def _modules(module: str, folder: Path) -> list[str]:
     """Return patterns of a module and of the Python files that it may import.
 
-    These are in its folder and two levels below; an installed package counts alone.
+    These are in its package, in the folder beside it and two levels below; an installed
+    package counts alone.
     """
+    own = []
     if module.endswith(".py"):
         root = (folder / module).parent
     else:
@@ -164,7 +166,8 @@ def _modules(module: str, folder: Path) -> list[str]:
             return []
         if "-packages" in root.name:
             return [f"{root}/{top}*"]
-    return [f"{root}/*.py", f"{root}/*/*.py", f"{root}/*/*/*.py"]
+        own = [f"{root}/{top}/**/*.py"]
+    return [*own, f"{root}/*.py", f"{root}/*/*.py", f"{root}/*/*/*.py"]
 
 
 def _digest(place: str) -> str | None:
@@ -176,7 +179,10 @@ def _digest(place: str) -> str | None:
         if os.path.isfile(place):
             return sha256(place)
         pattern = glob.escape(place) if os.path.isdir(place) else place
-        found = {*glob.glob(pattern), *glob.glob(f"{pattern}/**", recursive=True)}
+        found = {
+            *glob.glob(pattern, recursive=True),
+            *glob.glob(f"{pattern}/**", recursive=True),
+        }
         files = [name for name in sorted(found) if os.path.isfile(name)]
         sums = {name: sha256(name) for name in files if not name.endswith(".pyc")}
         return fingerprint(sums)

@@ -58,6 +58,14 @@ RULES: dict[str, Rule] = {
 }
 RULES = {name: rule for names, rule in RULES.items() for name in names.split()}
 MAY_BE_EMPTY = {"input_std", "methods", "milestones", "tile_sizes"}
+MAY_REPEAT = {
+    "epochs_first",
+    "input_mean",
+    "input_std",
+    "pretrained",
+    "weights",
+    "widths",
+}
 
 
 def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
@@ -122,8 +130,10 @@ def _fits(name: str, rule: list[Rule], values: Any) -> bool:
         return False
     for place, item in enumerate(values):
         _check_rule(f"{name}[{place}]", rule[0], item)
+    different = len(set(values))
+    alike = different < len(values) and name not in MAY_REPEAT
     empty = not values and name in MAY_BE_EMPTY
-    return empty or len(set(values)) >= len(rule)
+    return empty or (different >= len(rule) and not alike)
 
 
 # Notebooks and their cells -----------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas
 
-from uqlab.core.files import Values, write
+from uqlab.core.files import Values, fingerprint, write
 from uqlab.core.recording import Record
+from uqlab.runs.manifest import Manifest
 from uqlab.runs.parameters import find, meant
 
 LESSON = "16_bring_your_model"
@@ -55,7 +56,10 @@ def _absolute(place: str) -> str:
 def plan(
     logits: str | None, watch: str | None, folder: Path, **brought: Any
 ) -> tuple[str, str, Values]:
-    """Return the notebook that runs, the report's name, and the parameters."""
+    """Return the notebook that runs, the report's name, and the parameters.
+
+    Watched files of one name have reports of different names.
+    """
     values = of_model(**brought)
     if bool(values) + bool(logits) + bool(watch) > 1:
         raise ValueError("give one of --logits, --watch and a model")
@@ -66,7 +70,10 @@ def plan(
     alarm = folder.absolute() / "alarm.json"
     if not alarm.is_file():
         raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
-    return SAVED, f"watch_{Path(watch).stem}", {"watch": watch, "alarm": str(alarm)}
+    name = f"watch_{Path(watch).stem}"
+    if Manifest.read(folder / name / SAVED).parameters.get("watch", watch) != watch:
+        name += f"_{fingerprint(watch)[:8]}"
+    return SAVED, name, {"watch": watch, "alarm": str(alarm)}
 
 
 def finish(run: Path, folder: Path, name: str) -> str:

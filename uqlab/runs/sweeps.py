@@ -168,7 +168,7 @@ def axis(text: str, default: Any = None) -> list[Any]:
     elif bounds:
         numbers = range(*map(int, bounds.groups("1")))
         values = list(numbers[: MOST_RUNS + 1])  # enough to be refused for its length
-    else:
+    elif not re.search(r"(^|[\s,[])0\d|\d:\d", text):  # octal and base 60 in YAML
         with suppress(yaml.YAMLError):
             values = yaml.safe_load(f"[{text}]")
     if not values or "" in values:

@@ -37,7 +37,7 @@ def accuracies(
         words = TfidfVectorizer(token_pattern=_WORD).fit(train)
         x, at = words.transform(train), words.transform(test)
     else:
-        x, at = _rows(train), _rows(test)
+        x, at = _rows(train, test)
     baselines = {
         "logistic regression": LogisticRegression(C=strength, tol=1e-3, max_iter=1000),
         "nearest neighbour": KNeighborsClassifier(1),
@@ -68,7 +68,8 @@ def ood_scores(train: Inputs, inputs: Inputs, seed: int = 0) -> dict[str, np.nda
     else:
         measured = "pixels" if np.ndim(train) > 2 else "inputs"
         name = f"Mahalanobis distance of {measured}"
-        unusual = LedoitWolf().fit(_rows(train)).mahalanobis(_rows(inputs))
+        x, at = _rows(train, inputs)
+        unusual = LedoitWolf().fit(x).mahalanobis(at)
     ranking = np.random.default_rng(seed).random(len(inputs))
     return {name: unusual, "random order": ranking}
 
@@ -93,8 +94,13 @@ def _is_texts(inputs):
     return isinstance(inputs, list) and isinstance(inputs[0], str)
 
 
-def _rows(images):
-    return as_inputs(images).flatten(1).double().cpu().numpy()
+def _rows(*sets):
+    """Return images as rows of numbers; ValueError unless all have one shape."""
+    images = list(map(as_inputs, sets))
+    shapes = {x.shape[1:] for x in images}
+    if len(shapes) > 1:
+        raise ValueError(f"inputs must be of one shape, got {shapes}")
+    return [x.flatten(1).double().cpu().numpy() for x in images]
 
 
 def _rarity(train, texts):

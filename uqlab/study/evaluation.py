@@ -12,15 +12,20 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
+from torch.distributions import Normal
 from torch.special import entr
+from torch.utils._pytree import tree_map
 
 from uqlab import metrics, training, uncertainty
-from uqlab.core.checks import as_labels, as_tensor, by_name
+from uqlab.core.checks import as_labels, as_scores, as_tensor, by_name, one_of
 from uqlab.core.extras import extra
+from uqlab.core.files import StrPath, writing
 from uqlab.core.modules import trainable
 from uqlab.core.reading import read_batches
+from uqlab.metrics.selective import in_order
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -30,8 +35,7 @@ NOTE = """
 low and high: 95 % interval over the inputs; ece_floor ends at its 95 % quantile.
 baseline: predict the distribution of the labels for every input. For ece it is the
 floor, for aurc, auroc and fpr95 a random ranking (a distance of pixels is a better one:
-baselines.aurocs). nll in nats; seconds an input."""
-_ROWS = ("accuracy", "nll", "ece", "brier", "aurc")
+baselines.aurocs). nll in nats; coverage should be 0.9; seconds an input."""
 
 
 class Estimate(NamedTuple):
@@ -77,8 +81,10 @@ def evaluate(
     ood: Sets = None,
     *,
     shifted: Sets = None,
+    outputs: str = "classes",
     batch_size: int = 1024,
     precision: str = "float32",
+    save: StrPath | None = None,
     repeats: int = 1000,
     seed: int = 0,
 ) -> Evaluation:
@@ -101,8 +107,14 @@ def evaluate(
     shifted
         Labelled sets by name with the same classes, such as corruptions: {"noise 3":
         (inputs, labels)}; with logits (logits, labels).
+    outputs
+        "classes", or "gaussian": [members, samples, 2], the mean and the logarithm of
+        the variance of a number.
     batch_size, precision
         As in `predict`.
+    save
+        An .npz for the logits and labels of one classifier, which `uqlab report
+        --logits` reads; all logits are held in memory then.
     repeats, seed
         Bootstrap resamples, and their seed.
 
@@ -113,7 +125,9 @@ def evaluate(
         brier, aurc (by the largest probability); auroc_mi_<name>, fpr95_mi_<name> and
         the same with the entropy of the mean prediction for each OOD set, without MI
         where members do not differ; the first rows with _<name> for shifted sets;
-        trained parameters, and seconds an input.
+        trained parameters, and seconds an input. For a regression nll, crps, coverage
+        (of the central 90 % interval of the members' mixture), and the epistemic and
+        the total variance as scores.
 
     Raises
     ------
@@ -128,34 +142,34 @@ def evaluate(
     (0.667, 0.667)
     """
     by_name("ood", {} if ood is None else ood, '{"a name": ...}')
+    one_of("outputs", outputs, ("classes", "gaussian"))
     models = dict(model) if isinstance(model, Mapping) else {"": model}
-    how = {"batch_size": batch_size, "precision": precision, "reduce": _reduced}
-    networks = all(isinstance(each, nn.Module) for each in models.values())
-    read = partial(_from_networks if networks else _from_logits, models, how)
-    resample = {"repeats": repeats, "seed": seed}
-    known = read(test if networks else (models, test))
-    table = Evaluation()
-    _add_quality(table, "", known, resample)
-    for name, data in (shifted or {}).items():
-        _add_quality(table, f"_{name}", read(data), resample)
-    for name, data in (ood or {}).items():
-        _add_detection(table, name, known.of_model, read(data).of_model, resample)
-    _add_cost(table, models, known)
+    if save is not None and (len(models) > 1 or outputs != "classes"):
+        raise ValueError("save takes the logits of one classifier; evaluate it alone")
+    reduce = _gaussians if outputs == "gaussian" else partial(_classes, save)
+    how = {"batch_size": batch_size, "precision": precision, "reduce": reduce}
+    answers = _answers(models, how, test, shifted or {}, ood or {})
+    table = _table(*answers, {"repeats": repeats, "seed": seed})
+    _add_cost(table, models, answers[0][""])
+    if save is not None:
+        _save(save, *answers)
     return table
 
 
+# Reading
 class _Answers(NamedTuple):
     labels: Any  # [samples]
-    of_model: dict  # name -> epistemic, total, log prediction; samples first
+    of_model: dict  # name -> scores, prediction, saved logits; samples first
     seconds: dict  # name -> of all predictions
 
 
-def _reduced(z):
-    """Return what is kept of logits."""
-    if z.shape[-1:] == (1,):
-        z = torch.cat([0 * z, z], -1)
-    total, _, epistemic = uncertainty.decompose(z)
-    return epistemic, total, metrics.log_prediction(z)
+def _answers(models, how, test, shifted, ood):
+    """Return the answers for the labelled sets by the ends of rows, and for others."""
+    networks = all(isinstance(each, nn.Module) for each in models.values())
+    read = partial(_from_networks if networks else _from_logits, models, how)
+    labelled = {"": read(test if networks else (models, test))}
+    labelled |= {f"_{name}": read(data) for name, data in shifted.items()}
+    return labelled, {name: read(data) for name, data in ood.items()}
 
 
 def _from_networks(models, how, data):
@@ -166,13 +180,15 @@ def _from_networks(models, how, data):
             started = time.perf_counter()
             parts[name].append(training.predict(model, inputs, **how))
             seconds[name] += time.perf_counter() - started
-    joined = {
-        name: [*map(torch.cat, zip(*each, strict=True))] for name, each in parts.items()
-    }
+    joined = {name: tree_map(_joined, *each) for name, each in parts.items()}
     if any(some is None for some in labels):
         return _Answers(None, joined, seconds)
     every = [as_tensor("labels", some, floating=False).cpu() for some in labels]
     return _Answers(torch.cat(every), joined, seconds)
+
+
+def _joined(*parts):
+    return torch.cat(parts)
 
 
 def _from_logits(models, how, data):
@@ -182,8 +198,29 @@ def _from_logits(models, how, data):
     found = {}
     for name in models:
         z = as_tensor(f"logits {name}".strip(), by_model.get(name))
-        found[name] = _reduced(z.detach().cpu())
+        found[name] = how["reduce"](z.detach().cpu())
     return _Answers(labels, found, {})
+
+
+def _save(path, labelled, unknown):
+    sets = {"logits": labelled[""]}
+    sets |= {f"ood_{name}": each for name, each in unknown.items()}
+    arrays = {}
+    for name, each in sets.items():
+        [(*_, z)] = each.of_model.values()
+        arrays[name] = z.transpose(0, 1)
+    with writing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, labels=labelled[""].labels, **arrays)
+
+
+# Measuring
+def _table(labelled, unknown, resample):
+    table = Evaluation()
+    for suffix, known in labelled.items():
+        _add_quality(table, suffix, known, resample)
+    for name, there in unknown.items():
+        _add_detection(table, name, labelled[""].of_model, there.of_model, resample)
+    return table
 
 
 def _pairs(models):
@@ -198,54 +235,31 @@ def _add_quality(table, suffix, known, resample):
         raise ValueError(
             "labels are missing: give (inputs, labels), or a loader of both"
         )
-    columns = {}
-    baselines: dict[Any, Any] = {None: [math.nan] * len(_ROWS)}
-    for name, (_, _, log_p) in known.of_model.items():
-        labels = as_labels(known.labels, *log_p.shape)
-        columns[name] = _columns(log_p, labels)
-        floor, most = metrics.ece_floor(log_p[None], labels=labels)
-        table[f"ece_floor{suffix} {name}".strip()] = Estimate(floor, 0.0, most)
-        baselines[name] = _simple(columns[name], labels, floor)
+    columns, baselines = {}, {}
+    for name, (_, prediction, *_) in known.of_model.items():
+        judged = _of_classes if prediction.ndim == 2 else _of_gaussians
+        columns[name], baselines[name], *floor = judged(prediction, known.labels)
+        if floor:
+            table[f"ece_floor{suffix} {name}".strip()] = Estimate(*floor)
     for name, than, label in _pairs(columns):
         arrays = [columns[key] for key in (name, than) if key is not None]
         ends = metrics.bootstrap(_lead, *arrays, **resample)
-        simple = baselines[None if than else name]
-        for row, *estimate in zip(_ROWS, _lead(*arrays), *ends, simple, strict=True):
-            table[f"{row}{suffix}{label}"] = Estimate(*map(float, estimate))
-
-
-def _simple(columns, labels, floor):
-    """Return the numbers of _ROWS for the distribution of the labels."""
-    shares = labels.bincount().double() / len(labels)
-    errors = 1 - columns[:, 0].mean()
-    return shares.max(), entr(shares).sum(), floor, 1 - shares @ shares, errors
+        found = zip(_lead(*arrays), *ends, strict=True)
+        for row, baseline in baselines[name].items():
+            simple = baseline if than is None else math.nan
+            numbers = map(float, (*next(found), simple))
+            table[f"{row}{suffix}{label}"] = Estimate(*numbers)
 
 
 def _lead(mine, theirs=None):
     return _measures(mine) - (0 if theirs is None else _measures(theirs))
 
 
-def _columns(log_p, labels):
-    """Return [samples, 4]: hit, loss, squared error and confidence."""
-    top, predicted = log_p.max(1)
-    of_label = log_p.gather(1, labels[:, None])[:, 0]
-    errors = log_p.exp().square().sum(1) - 2 * of_label.exp() + 1
-    return torch.stack([predicted == labels, -of_label, errors, top.exp()], 1)
-
-
-def _measures(columns):
-    """Return the numbers of _ROWS."""
-    hit, loss, errors, top = columns.unbind(1)
-    ece = metrics.bins_of(top, 15).bincount(top - hit).abs().sum() / len(hit)
-    right = torch.stack([hit - 0.5, 0 * hit], 1)[None]  # class 0 where it hits
-    aurc = metrics.aurc(right, torch.zeros_like(hit).long(), -top)
-    means = [hit.mean(), loss.mean(), ece, errors.mean(), aurc]
-    return torch.tensor(means, dtype=torch.float64)
-
-
 def _add_detection(table, set_name, known, outside, resample):
-    for place, score in enumerate(("mi", "entropy")):
-        scores = {name: (known[name][place], outside[name][place]) for name in known}
+    for score in next(iter(known.values()))[0]:
+        scores = {
+            name: (known[name][0][score], outside[name][0][score]) for name in known
+        }
         # one member has no epistemic part
         scores = {name: pair for name, pair in scores.items() if pair[0].any()}
         for measure, chance in {"auroc": 0.5, "fpr95": 0.95}.items() if scores else ():
@@ -265,3 +279,85 @@ def _add_cost(table, models, known):
         trained = sum(p.numel() for p in trainable(models[name]))
         table[f"parameters {name}".strip()] = Estimate(trained)
         table[f"seconds {name}".strip()] = Estimate(seconds / len(known.labels))
+
+
+# Classes
+def _classes(save, z):
+    """Return what is kept of logits, which are only kept themselves to be saved."""
+    if z.shape[-1:] == (1,):
+        z = torch.cat([0 * z, z], -1)
+    total, _, epistemic = uncertainty.decompose(z)
+    logits = [z.transpose(0, 1)] if save else []
+    return {"mi": epistemic, "entropy": total}, metrics.log_prediction(z), *logits
+
+
+def _of_classes(log_p, labels):
+    """Return what `_measures` takes, simple baselines, and the ECE's floor.
+
+    The columns [samples, 4] are hit, loss, log confidence and squared error.
+    """
+    labels = as_labels(labels, *log_p.shape)
+    top, predicted = log_p.max(1)
+    hit = (predicted == labels).double()
+    of_label = log_p.gather(1, labels[:, None])[:, 0]
+    errors = log_p.exp().square().sum(1) - 2 * of_label.exp() + 1
+    floor, most = metrics.ece_floor(log_p[None], labels=labels)
+    shares = labels.bincount().double() / len(labels)
+    simple = {
+        "accuracy": shares.max(),
+        "nll": entr(shares).sum(),
+        "ece": floor,
+        "brier": 1 - shares @ shares,
+        "aurc": 1 - hit.mean(),
+    }
+    return torch.stack([hit, -of_label, top, errors], 1), simple, floor, 0.0, most
+
+
+def _measures(columns):
+    """Return the number of each row, most of them the mean of a column."""
+    means = columns.mean(0)
+    if len(means) == 3:  # of a regression
+        return means
+    hit, _, top, _ = columns.unbind(1)
+    gaps = top.exp() - hit
+    sums = metrics.bins_of(top.exp(), 15).bincount(gaps)
+    means[2] = sums.abs().sum() / len(hit)  # the ECE
+    risks = in_order(1 - hit, -top).cumsum(0) / torch.arange(1, len(hit) + 1)
+    return torch.cat([means, risks.mean(0, keepdim=True)])
+
+
+# Regression
+def _gaussians(z):
+    mean, log_variance = z.unbind(2)
+    total, _, epistemic = uncertainty.decompose_gaussian(mean, log_variance.exp())
+    return {"epistemic": epistemic, "total": total}, z.transpose(0, 1).double()
+
+
+def _of_gaussians(z, labels):
+    """Return loss, CRPS and coverage [samples, 3], and those of one Gaussian."""
+    y = as_scores(labels, len(z), "labels").double()[:, None, None]
+    one = torch.stack([y.mean(), y.var(correction=0).clamp(min=1e-300).log()])
+    loss, crps, coverage = _of_mixture(one.expand(1, 1, 2), y).mean(0)
+    return _of_mixture(z, y), {"nll": loss, "crps": crps, "coverage": coverage}
+
+
+def _of_mixture(z, y):
+    """Return loss, CRPS and coverage of numbers by mixtures [samples, members, 2].
+
+    The CRPS is E|X - y| - E|X - X'| / 2 (Grimit et al. 2006).
+    """
+    mean, log_variance = z[..., None].unbind(2)
+    variance = log_variance.exp()
+    member = Normal(mean, variance.sqrt())
+    apart = _distance(mean - mean.mT, variance + variance.mT)
+    loss = math.log(z.shape[1]) - member.log_prob(y).logsumexp((1, 2))
+    within = (member.cdf(y).mean((1, 2)) - 0.5).abs() <= 0.45
+    return torch.stack([loss, _distance(mean - y, variance) - apart / 2, within], 1)
+
+
+def _distance(mean, variance):
+    """Return E|X| of mixtures [samples, ...] of Gaussians."""
+    width = (2 * variance).sqrt()
+    share = mean / width
+    distances = width * (-share.square()).exp() / math.pi**0.5 + mean * share.erf()
+    return distances.mean((1, 2))
