@@ -34,8 +34,9 @@ def table(path: Path, split: str) -> Items:
     if "label" not in frame:
         return Items([*texts], np.full(len(texts), -1), ())
     labels = frame["label"]
-    with suppress(ValueError):  # numbers: 01 is 1, and 9 before 10
-        labels = _pandas().to_numeric(labels)
+    with suppress(ValueError):  # numbers: 01 and 1.0 are 1, and 9 is before 10
+        numbers = _pandas().to_numeric(labels)
+        labels = numbers.astype(int) if (numbers % 1 == 0).all() else numbers
     classes, y = np.unique(labels, return_inverse=True)
     rows = split_rows(y, split)
     if "split" in frame:
@@ -56,6 +57,9 @@ def _frame(path):
     form = TABS if ".tsv" in path.suffixes else {}
     with reading(path):
         # so that a longer row is an error, and no name is changed
+        first = pandas.read_csv(path, header=None, nrows=1, sep="\0", engine="python")
+        if not form and ";" in str(first.iat[0, 0]) and "," not in str(first.iat[0, 0]):
+            form = {"sep": ";"}  # as spreadsheets write it where 1,5 is a number
         frame = pandas.read_csv(path, dtype=str, header=None, **form)
     frame.columns = frame.iloc[0].str.strip().str.lower()
     frame = frame.iloc[1:]
@@ -65,7 +69,8 @@ def _frame(path):
             f"sentence2, and no name twice, got the columns {[*frame]}"
         )
     known = frame[frame.columns.intersection([*TEXTS, "label", "split"])]
-    known = known.apply(lambda column: column.str.strip())
+    # Spaces that no eye sees, too
+    known = known.apply(lambda column: column.str.strip().str.strip("\u200b\ufeff"))
     known = known.replace({"label": r"\?|-\d+(\.0*)?$"}, pandas.NA, regex=True)
     missing = (known.isna() | (known == "")).any(axis=1)
     if missing.any():

@@ -320,7 +320,9 @@ def saved(path: StrPath) -> Saved:
     ood = {}
     for name in arrays:
         if name.startswith("ood"):
-            z = ood[name.removeprefix("ood_")] = read(name, arrays[name])
+            short = name.removeprefix("ood_")
+            z = read(name, arrays[name])
+            ood[name if short in arrays else short] = z  # there may be both
             if z.shape[::2] != logits.shape[::2]:
                 raise ValueError(
                     f"{name!r} must have the members and classes of the test set"
@@ -338,6 +340,7 @@ def _logarithms(name: str, values: Any) -> Tensor:
     if not ((p.double().sum(-1) - 1).abs() < 1e-3).all() or not (p >= 0).all():
         raise ValueError(
             f"{name} must be at least 0 and sum to 1 over the classes, the last axis; "
-            "divide percentages or rounded ones by p.sum(-1, keepdims=True)"
+            "divide percentages or rounded ones by p.sum(-1, keepdims=True), of one "
+            "probability a row make numpy.stack([1 - p, p], -1)"
         )
     return _logits(name, p.float().clamp(min=torch.finfo(torch.float32).tiny).log())
