@@ -57,8 +57,8 @@ def _frame(path):
     form = TABS if ".tsv" in path.suffixes else {}
     with reading(path):
         # so that a longer row is an error, and no name is changed
-        first = pandas.read_csv(path, header=None, nrows=1, sep="\0", engine="python")
-        if not form and ";" in str(first.iat[0, 0]) and "," not in str(first.iat[0, 0]):
+        names = pandas.read_csv(path, header=None, nrows=1, quoting=3).iloc[0]
+        if not form and len(names) == 1 and ";" in str(names[0]):
             form = {"sep": ";"}  # as spreadsheets write it where 1,5 is a number
         frame = pandas.read_csv(path, dtype=str, header=None, **form)
     frame.columns = frame.iloc[0].str.strip().str.lower()
