@@ -202,17 +202,24 @@ def in_turn(
 
 
 _PASS = threading.local()  # `learns`: whether this thread is in a pass with gradients
-_APPLY = checkpoint.CheckpointFunction.apply
 
 
-def _apply(*args):
-    """Refuse torch's reentrant checkpoints in a pass of members."""
-    if getattr(_PASS, "learns", False):
-        raise RuntimeError(CHECKPOINTS)
-    return _APPLY(*args)
+def _outside(run):
+    """Refuse a way of torch's to checkpoint in a pass of members; around it is fine."""
+
+    def call(*args, **kwargs):
+        if getattr(_PASS, "learns", False):
+            raise RuntimeError(CHECKPOINTS)
+        return run(*args, **kwargs)
+
+    return call
 
 
-checkpoint.CheckpointFunction.apply = staticmethod(_apply)  # type: ignore
+_FUNCTION: Any = checkpoint.CheckpointFunction
+_FUNCTION.apply = _outside(_FUNCTION.apply)
+checkpoint._checkpoint_without_reentrant_generator = _outside(
+    checkpoint._checkpoint_without_reentrant_generator
+)
 
 
 @contextlib.contextmanager
@@ -224,11 +231,8 @@ def alone(network: nn.Module) -> Iterator[None]:
     """
     before = getattr(_PASS, "learns", False)
     _PASS.learns = torch.is_grad_enabled()
-    guard: Any = contextlib.nullcontext()
-    if _PASS.learns:
-        guard = torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS)
     try:
-        with _LOCKS.setdefault(network, threading.RLock()), guard:
+        with _LOCKS.setdefault(network, threading.RLock()):
             yield
     finally:
         _PASS.learns = before
