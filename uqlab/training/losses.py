@@ -161,13 +161,19 @@ def targets(
     check = functools.partial(as_labels, classes=classes, places=places)
     if class_weights is None:
         return cross_entropy, check
-    weights = as_tensor("class_weights", class_weights, "classes").to(outputs)
+    weights = _weights(class_weights).to(outputs)
+    return functools.partial(cross_entropy, class_weights=weights), check
+
+
+def _weights(class_weights):
+    """Return the classes' weights, checked."""
+    weights = as_tensor("class_weights", class_weights, "classes")
     if weights.min() < 0 or not weights.sum() > 0:
         raise ValueError(
             "class_weights must be finite, not negative and not all zero, got "
             f"{weights.tolist()}"
         )
-    return functools.partial(cross_entropy, class_weights=weights), check
+    return weights
 
 
 def _as_many(labels, samples):
