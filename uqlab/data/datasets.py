@@ -340,8 +340,8 @@ def check(
             )
         if data.label_probs is not None and len(data.classes) != len(train.classes):
             raise ValueError(
-                f"{data.name} has soft labels of {len(data.classes)} classes, take those "
-                f"of {train.name}"
+                f"{data.name} has soft labels of {len(data.classes)} classes, give "
+                f"those of {train.name}"
             )
 
 

@@ -33,7 +33,7 @@ def table(path: Path, split: str) -> Items:
     texts = frame[names].agg(" ".join, axis=1).to_numpy()
     if "label" not in frame:
         return Items([*texts], np.full(len(texts), -1), ())
-    labels = frame["label"]
+    labels: Any = frame["label"]
     with suppress(ValueError):  # numbers: 01 is 1, and 9 before 10
         labels = _pandas().to_numeric(labels)
     classes, y = np.unique(labels, return_inverse=True)
