@@ -146,6 +146,8 @@ def test_own_texts_are_read_as_their_format_says(tmp_path):
     rows = "".join(f"text\t{name}\n" for name in (2**53, 2**53 + 1))
     (tmp_path / "own.tsv").write_text("text\tlabel\n" + rows)
     assert len(data.load(tmp_path / "own.tsv", "train").classes) == 2
+    (tmp_path / "own.tsv").write_text("text\tlabel\na\t1\nb\t1.0\nc\t0\nd\t0\n")
+    assert len(data.load(tmp_path / "own.tsv", "train").classes) == 2
 
 
 def test_the_split_that_a_table_says(tmp_path):

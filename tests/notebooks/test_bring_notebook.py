@@ -155,7 +155,10 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
     [
         (["nowhere.py:make"], "no file .*nowhere.py"),
         (["--watch", "mine.npz"], "no .*alarm.json; first: uqlab report --logits"),
-        (["mine.py:make", "--logits", "mine.npz"], "--logits and a model"),
+        (
+            ["mine.py:make", "--logits", "mine.npz"],
+            "one of --logits, --watch and a model",
+        ),
         (["mine.py:make", "-p", "modle", "x"], "did you mean 'model'"),
     ],
 )

@@ -33,7 +33,7 @@ def table(path: Path, split: str) -> Items:
     texts = frame[names].agg(" ".join, axis=1).to_numpy()
     if "label" not in frame:
         return Items([*texts], np.full(len(texts), -1), ())
-    labels = frame["label"]
+    labels: Any = frame["label"]
     with suppress(ValueError):  # numbers: 01 and 1.0 are 1, and 9 is before 10
         numbers = _pandas().to_numeric(labels)
         labels = numbers.astype(int) if (numbers % 1 == 0).all() else numbers

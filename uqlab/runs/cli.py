@@ -427,7 +427,8 @@ def report(
     if twice := sorted(values.keys() & parameters.keys()):
         raise ValueError(f"{twice[0]}: given by an option and by -p; choose")
     folder = (output_dir / name if watch else output_dir) / page
-    job = execution.make_job(find(page), values | parameters, profile, folder)
+    values |= {name: from_here(value) for name, value in parameters.items()}
+    job = execution.make_job(find(page), values, profile, folder)
     results = execution.run_all([job], timeout=timeout, quiet=quiet)
     if results[job.folder].status == "ok":
         click.echo(report.finish(job.folder, output_dir, name))

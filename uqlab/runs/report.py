@@ -12,7 +12,7 @@ import pandas
 from uqlab.core.files import Values, fingerprint, write
 from uqlab.core.recording import Record
 from uqlab.runs.manifest import Manifest
-from uqlab.runs.parameters import find, meant
+from uqlab.runs.parameters import find, from_here, meant
 
 LESSON = "16_bring_your_model"
 SAVED = "saved_logits"  # the study that needs no model
@@ -39,8 +39,8 @@ def of_model(
         )
     values = {
         "model": _absolute(model),
-        "dataset": dataset,
-        "ood": list(ood),
+        "dataset": dataset and from_here(dataset),
+        "ood": list(map(from_here, ood)),
         "weights": [_absolute(path) for path in weights],
         "settings": {n: meant(_absolute(text)) for n, text in settings.items()},
     }

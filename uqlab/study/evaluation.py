@@ -25,7 +25,6 @@ from uqlab.core.extras import extra
 from uqlab.core.files import StrPath, writing
 from uqlab.core.modules import trainable
 from uqlab.core.reading import read_batches
-from uqlab.metrics.selective import in_order
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -322,8 +321,9 @@ def _measures(columns):
     gaps = top.exp() - hit
     sums = metrics.bins_of(top.exp(), 15).bincount(gaps)
     means[2] = sums.abs().sum() / len(hit)  # the ECE
-    risks = in_order(1 - hit, -top).cumsum(0) / torch.arange(1, len(hit) + 1)
-    return torch.cat([means, risks.mean(0, keepdim=True)])
+    right = torch.stack([hit - 0.5, 0 * hit], 1)[None]  # class 0 where it hits
+    aurc = metrics.aurc(right, torch.zeros_like(hit).long(), -top)
+    return torch.cat([means, means.new_tensor([aurc])])
 
 
 # Regression
