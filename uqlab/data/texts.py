@@ -35,7 +35,7 @@ def table(path: Path, split: str) -> Items:
         return Items([*texts], np.full(len(texts), -1), ())
     labels: Any = frame["label"]
     with suppress(ValueError):  # numbers: 01 and 1.0 are 1, and 9 is before 10
-        numbers = _pandas().to_numeric(labels)
+        numbers: Any = _pandas().to_numeric(labels)
         labels = numbers.astype(int) if (numbers % 1 == 0).all() else numbers
     classes, y = np.unique(labels, return_inverse=True)
     rows = split_rows(y, split)
@@ -54,13 +54,9 @@ def _frame(path):
     Missing is what pandas takes for it, and for a label what stands for no class.
     """
     pandas = _pandas()
-    form = TABS if ".tsv" in path.suffixes else {}
     with reading(path):
         # so that a longer row is an error, and no name is changed
-        names = pandas.read_csv(path, header=None, nrows=1, quoting=3).iloc[0]
-        if not form and len(names) == 1 and ";" in str(names[0]):
-            form = {"sep": ";"}  # as spreadsheets write it where 1,5 is a number
-        frame = pandas.read_csv(path, dtype=str, header=None, **form)
+        frame = pandas.read_csv(path, dtype=str, header=None, **_form(path))
     frame.columns = frame.iloc[0].str.strip().str.lower()
     frame = frame.iloc[1:]
     if frame.empty or not {*TEXTS} & {*frame} or frame.columns.has_duplicates:
@@ -79,6 +75,14 @@ def _frame(path):
             "the header; fill it in or leave out the row"
         )
     return known
+
+
+def _form(path) -> dict[str, Any]:
+    """Return how columns are separated; spreadsheets of some countries write ";"."""
+    if ".tsv" in path.suffixes:
+        return TABS
+    names = _pandas().read_csv(path, header=None, nrows=1, quoting=csv.QUOTE_NONE)
+    return {"sep": ";"} if names.shape == (1, 1) and ";" in str(names.iat[0, 0]) else {}
 
 
 def _sample(file, split, root):

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from uqlab.core import files
 from uqlab.core.checks import at_least, one_of
 from uqlab.core.extras import extra
-from uqlab.core.files import StrPath
+from uqlab.core.files import StrPath, Values
 from uqlab.models.attention import classifier
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -476,7 +476,18 @@ def load_weights(model: Model, path: StrPath) -> Model:
         ) from error
     if not isinstance(state, dict) or not all(isinstance(k, str) for k in state):
         raise ValueError(f"{path} holds no state dict, but a {type(state).__name__}")
-    names = {name.replace(COMPILED, ""): name for name in model.state_dict()}
+    state = _renamed(state, model.state_dict().keys(), path)
+    try:  # torch says all that does not fit, but loads the rest
+        copy.deepcopy(model).load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} does not fit: {error}") from error
+    model.load_state_dict(state)
+    return model
+
+
+def _renamed(state: Values, own: Iterable[str], path: Path) -> Values:
+    """Return weights by a model's `own` names, before which wrappers put something."""
+    names = {name.replace(COMPILED, ""): name for name in own}
     state = {name.replace(COMPILED, ""): weight for name, weight in state.items()}
     # Old files lack these counts.
     needed = [name for name in names if not name.endswith("num_batches_tracked")]
@@ -487,16 +498,10 @@ def load_weights(model: Model, path: StrPath) -> Model:
             f"{path} holds these weights {len(fits)} times, under "
             f"{', '.join(sorted(fits))}; save the state dict of one"
         )
-    if fits and fits[0]:
-        at = len(fits[0])
-        state = {n[at:]: w for n, w in state.items() if n.startswith(fits[0])}
-    state = {names.get(name, name): weight for name, weight in state.items()}
-    try:  # torch says all that does not fit, but loads the rest
-        copy.deepcopy(model).load_state_dict(state)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} does not fit: {error}") from error
-    model.load_state_dict(state)
-    return model
+    for start in filter(None, fits):
+        ours = [name for name in state if name.startswith(start)]
+        state = {name.removeprefix(start): state[name] for name in ours}
+    return {names.get(name, name): weight for name, weight in state.items()}
 
 
 def _state(path: Path) -> Any:
