@@ -155,6 +155,10 @@ def done_before(jobs: list[Job], keep_stale: bool) -> dict[Path, Result]:
     return {f: r for f, r in finished.items() if keep_stale or not r.reason}
 
 
+# 010 and 1:30, which YAML takes for 8 and 90
+OTHER_BASES = re.compile(r"(^|[,[])\s*[-+]?(0\d+|\d+:[\d:]+)\s*(?=[],]|$)")
+
+
 def axis(text: str, default: Any = None) -> list[Any]:
     """Return the values that a text means.
 
@@ -168,7 +172,7 @@ def axis(text: str, default: Any = None) -> list[Any]:
     elif bounds:
         numbers = range(*map(int, bounds.groups("1")))
         values = list(numbers[: MOST_RUNS + 1])  # enough to be refused for its length
-    elif not re.search(r"(^|[\s,[])0\d|\d:\d", text):  # octal and base 60 in YAML
+    elif not OTHER_BASES.search(text):
         with suppress(yaml.YAMLError):
             values = yaml.safe_load(f"[{text}]")
     if not values or "" in values:
