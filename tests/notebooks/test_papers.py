@@ -63,7 +63,7 @@ def decimals(text):
 
 def printed(paper, number):
     """The lines of a table in the paper's text, below its caption or above."""
-    text = (SHARED / getattr(published, paper).entry["text"]).read_text()
+    text = (SHARED / getattr(published, paper).text).read_text()
     parts = re.split(r"\n\s*\n", text)
     captions = [re.search(r"^[\d\s*]*Table (\d+):", p, re.MULTILINE) for p in parts]
     place = next(i for i, c in enumerate(captions) if c and c[1] == str(number))

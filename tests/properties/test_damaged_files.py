@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from net import bug, content
 from small_networks import images, vit
 
-from uqlab import data, ensembles, heads, training
+from uqlab import data, ensembles, training
 from uqlab.core.files import sha256, write
 from uqlab.runs.manifest import Manifest, finished
 
@@ -32,13 +32,6 @@ def checkpoint(folder):
         return ensemble.state_dict()
 
     return folder / "training.pt", train
-
-
-def circuit(folder):
-    (x, y), net = images(6), vit()
-    how = {"budget": 2, "checkpoint": folder / "circuit", "progress": False}
-    read = lambda: heads.greedy_circuit(net, x, y, x.flip(0), **how).scores  # noqa: E731
-    return folder / "circuit", read
 
 
 def own_images(folder):
@@ -65,7 +58,6 @@ KINDS = {
     "weights": lambda f: saved_ensemble(f, "ensemble.safetensors"),
     "description": lambda f: saved_ensemble(f, "uqlab.json"),
     "checkpoint": checkpoint,
-    "circuit": circuit,
     "images": own_images,
     "manifest": lambda f: finished_run(f, "manifest.json"),
     "results": lambda f: finished_run(f, "results.json"),

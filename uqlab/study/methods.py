@@ -176,12 +176,11 @@ def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     Square images get the first set's size and channels; for the embedded backbone they
     become grey and 28 x 28, for EfficientNet-Lite0 RGB. Texts stay as they are.
     """
-    x: Any = sets[0].inputs
     if len({type(items.inputs) for items in sets}) > 1:
         raise TypeError("`sets` must all be images or all be texts")
-    if isinstance(x, list):
+    if not sets or isinstance(sets[0].inputs, list):
         return list(sets)
-    channels, height, width = x.shape[1:] if name else (1, 28, 28)
+    channels, height, width = sets[0].inputs.shape[1:] if name else (1, 28, 28)
     if height == width:
         channels = 3 if name == _LITE0 else channels
         return [items.resize(width, channels) for items in sets]
@@ -199,7 +198,7 @@ def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]
     if isinstance(network, models.SpeechClassifier):
         return [items.about["waves"] / 2**15 for items in sets]
     inputs: list[Any] = [items.inputs for items in sets]
-    if isinstance(inputs[0], Tensor):
+    if all(isinstance(x, Tensor) for x in inputs):
         return inputs
     texts = list(itertools.chain(*inputs))
     ids = network.encode(texts, min(longest, network.longest))
