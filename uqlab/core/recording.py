@@ -281,7 +281,8 @@ def claims() -> "DataFrame":
     sentences = _in_rows([r for r in texts if Path(r["run_notebook"]).stem == page])
     rows = []
     for name, claim in _record.claims.items():
-        margin = NOTHING if claim.margin is None else f"{claim.margin:.3f} {claim.unit}"
+        margin = NOTHING if claim.margin is None else f"{claim.margin:.3f}"
+        margin += f" ({claim.unit})" if claim.unit else ""
         held, sentence = long.get(name, (NOTHING, claim.sentence))
         if sentence != claim.sentence:
             held += f": “{sentence}”"
