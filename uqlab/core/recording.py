@@ -63,6 +63,13 @@ class Claim:
         return f"{self.seeds[0]} of {self.seeds[1]}" if self.seeds else NOTHING
 
     @property
+    def in_units(self) -> str:
+        """Return the margin and how it is measured."""
+        if self.margin is None:
+            return NOTHING
+        return f"{self.margin:.3f}" + (f" ({self.unit})" if self.unit else "")
+
+    @property
     def in_paper(self) -> str:
         """Say whether the sentence holds in the paper, and where."""
         if not self.paper:
@@ -281,12 +288,10 @@ def claims() -> "DataFrame":
     sentences = _in_rows([r for r in texts if Path(r["run_notebook"]).stem == page])
     rows = []
     for name, claim in _record.claims.items():
-        margin = NOTHING if claim.margin is None else f"{claim.margin:.3f}"
-        margin += f" ({claim.unit})" if claim.unit else ""
         held, sentence = long.get(name, (NOTHING, claim.sentence))
         if sentence != claim.sentence:
             held += f": “{sentence}”"
-        found = (claim.sentence, claim.result, claim.in_seeds, margin, held)
+        found = (claim.sentence, claim.result, claim.in_seeds, claim.in_units, held)
         rows.append((*found, sentences.get(name, NOTHING), claim.in_paper))
     names = ["claim", "this run", "other seeds", "margin", "`real` run", "sentences"]
     frame = pandas.DataFrame(rows, columns=[*names, "paper"]).set_index("claim")

@@ -90,7 +90,7 @@ def _run(root: Path, folder: Path, present: Present) -> Values:
         "manifest": manifest,
         "record": record,
         "claims": [
-            (c.sentence, c.result, c.in_seeds, c.margin, c.in_paper) for c in claims
+            (c.sentence, c.result, c.in_seeds, c.in_units, c.in_paper) for c in claims
         ],
         "files": {
             path.name: quote(path.relative_to(root).as_posix())
