@@ -176,7 +176,7 @@ class Ensemble(nn.Module):
         `ensembles.from_pretrained` reads it. The folder holds "ensemble.safetensors"
         and "uqlab.json", which is for people to read: the method, its settings, the
         version of uqlab, and the backbone's name and digest. Frozen weights of a
-        backbone are not written; of members with parameters of their own all are.
+        backbone are not written; of members that hold all their parameters, all are.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""MC dropout as an ensemble: every member drops units of its own."""
+"""MC dropout as an ensemble: every member drops other units."""
 
 from collections.abc import Callable
 from typing import Any

@@ -95,7 +95,7 @@ def from_pretrained(folder: StrPath, network: Any = None) -> Any:
         What `Ensemble.save_pretrained` was given.
     network : nn.Module or sequence of nn.Module, optional
         The backbone that the ensemble was made of; its weights are compared with those
-        that the folder knows by a digest. Where members have parameters of their own, a
+        that the folder knows by a digest. If members hold all their parameters, a
         network of their architecture, which is copied and whose weights play no part,
         or one for each where they differ. None where "uqlab.json" names a backbone that
         `models.pretrained`, `models.from_pretrained` or `models.embedded` makes.

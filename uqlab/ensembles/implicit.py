@@ -33,7 +33,7 @@ Classifiers = Literal["independent", "shared"]
 # What one member sees: of the site's weight, or of several tensors of its module.
 Make = Callable[["Site", torch.Generator], nn.Module | Mapping[str, nn.Module]]
 Sees = dict[str, list[nn.Module]]  # tensor's name -> one module a member
-# Modules that multiply by weights of their own, or of modules inside them.
+# Modules that multiply by their own weights, or by those of modules inside them.
 UNITS = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
@@ -128,7 +128,7 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     backbone : nn.Module
         Any network.
     trained : bool
-        Whether the copy has weights of its own, which are trained.
+        Whether the copy has its own weights, which are trained.
     """
     backbone = unwrapped(backbone)
     network: Any = copy.deepcopy(backbone) if trained else frozen(backbone)
@@ -267,7 +267,7 @@ def implicit(
     candidates = _candidates(network, find, head, called)
     generators = member_generators(seed, ids, "adapter")
     sees = _seen(choose(candidates, target, everywhere), make, generators)
-    # A module of its own, also where its weight is tied to another's.
+    # A separate module, also where its weight is tied to another's.
     last = network.get_submodule(head)
     if classifiers == "independent":
         put(network, head, frozen(last))

@@ -92,7 +92,7 @@ def lora(
         Start A and B from Normal numbers of this deviation instead, so that members
         differ from the beginning.
     classifiers : {"independent", "shared"}
-        A classifier of its own for each member, freshly initialised, or the backbone's,
+        A new classifier for each member, freshly initialised, or the backbone's,
         trained by all members.
     classifier : str, optional
         The name of the layer whose output is the logits. None for the last linear layer
@@ -116,7 +116,7 @@ def lora(
         For a target that matches no weight, members or rank below 1, and a network
         without a linear layer for its classes or without a weight before it.
     TypeError
-        For what is no network.
+        If `backbone` is not a network.
 
     References
     ----------

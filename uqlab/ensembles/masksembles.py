@@ -73,7 +73,7 @@ def masksembles(
         For a scale below 1, a network without such layers, fewer members in all than
         there are, and as `lora`.
     TypeError
-        For what is no network.
+        If `backbone` is not a network.
 
     References
     ----------

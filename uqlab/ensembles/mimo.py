@@ -144,7 +144,7 @@ def mimo(
         and a network that does not begin with a linear layer or a convolution, such as
         one of token ids, or has no other layer.
     TypeError
-        For what is no network.
+        If `backbone` is not a network.
 
     Notes
     -----

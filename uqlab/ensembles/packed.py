@@ -63,7 +63,7 @@ def packed(
     ValueError
         If `alpha` is not positive, and for a network of other layers.
     TypeError
-        For what is no network.
+        If `backbone` is not a network.
 
     References
     ----------

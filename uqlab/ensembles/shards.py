@@ -34,7 +34,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
         architectures or recipes, and shared weights that differ because they were
         trained apart.
     TypeError
-        For what has no members that are apart.
+        If the members cannot be separated.
     """
     if not shards:
         raise ValueError("concatenate needs at least one shard, got an empty list")

@@ -178,8 +178,8 @@ def gradient_norms(
     norm
         The order of the norm, 1 or 2.
     layers
-        "all", or "last" for the last one alone. A layer is a module that has parameters
-        of its own. Layers are in the order in which the forward pass calls them.
+        "all", or "last" for the last one alone. A layer is a module that holds
+        parameters itself. Layers are in the order in which the forward pass calls them.
     perturbations
         Number of perturbed inputs x + eps_i, eps_i ~ N(0, sigma^2), for each sample.
         Their gradients and the gradient at x are averaged, then the norm is taken; p_c

@@ -201,7 +201,7 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     """Return p-values [n] adjusted for n comparisons by Holm's method.
 
     The i-th smallest is multiplied by n - i + 1, and none is below one before it.
-    Whoever calls significant what is below .05 then errs with probability .05 at most
+    If you call significant what is below .05, you err with probability .05 at most
     in any of the comparisons.
 
     References

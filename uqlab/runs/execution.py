@@ -1,6 +1,6 @@
 """Notebooks executed into result folders that appear whole or not at all.
 
-A job is a notebook, its parameters and a folder. Each runs in a process of its own,
+A job is a notebook, its parameters and a folder. Each runs in a new process,
 started by any executor of `concurrent.futures`, into a hidden folder that is renamed at
 the end. A lock beside the folder keeps two processes apart; the system releases it when
 its holder dies.
@@ -251,7 +251,7 @@ def run_notebook(
     timeout: float | int | None,
     stop: Event,
 ) -> None:
-    """Execute the notebook in a process of its own, which ends when its input closes.
+    """Execute the notebook in a new process, which ends when its input closes.
 
     Raises RuntimeError with the last line that the process printed.
     """

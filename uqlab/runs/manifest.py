@@ -53,7 +53,7 @@ class Manifest:
         return cls(**known(cls, content)) if content == _sealed(content) else cls()
 
     def save(self, folder: Path) -> None:
-        """Write manifest.json with a checksum of its own content."""
+        """Write manifest.json with a checksum of the content."""
         write(folder / "manifest.json", json.dumps(_sealed(asdict(self)), indent=1))
 
     def undamaged(self, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""One notebook executed by papermill, in a process of its own that the runner starts.
+"""One notebook executed by papermill, in a process that the runner starts.
 
 `python -m uqlab.runs.page` reads papermill's arguments as one line of JSON. When its
 input is closed, by a runner that stops, is out of time or dies, it ends together with

@@ -74,7 +74,7 @@ def conformal(
         Coverage, between 0 and 1.
     method
         "lac": 1 - p of the class; the smallest sets on average. "aps": the probability
-        of all more probable classes and a random share of its own; sets grow with an
+        of all more probable classes and a random share of the class; sets grow with an
         input's difficulty. "raps": "aps" with a penalty for each class after the first,
         so that few sets are large.
     by_class

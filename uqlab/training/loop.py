@@ -225,7 +225,7 @@ def fit(
         range, a loss or an augmentation that returns something else, and a folder whose
         file is damaged or of another run.
     TypeError
-        For what is no ensemble and for labels that are no integers.
+        If `ensemble` is not an ensemble, or labels are not integers.
     FloatingPointError
         For a loss or a weight that is not finite.
     """

@@ -104,7 +104,7 @@ def gaussian_nll(outputs: Tensor, targets: Tensor, beta: float = 0.0) -> Tensor:
 def member_mean(logits: Tensor, labels: Int[Tensor, "*members batch"]) -> Tensor:
     """Return what a plain loop minimises: the sum over members of their mean loss.
 
-    `member_mean(ensemble(x), y).backward()` gives each member the gradient of its own
+    `member_mean(ensemble(x), y).backward()` gives each member the gradient of its
     loss, and what members share the gradient of their mean loss, as `fit` does.
     Clipping by one norm over all parameters couples the members; `fit` clips each for
     itself.

@@ -103,7 +103,7 @@ class Optimisation:
 def clip_members(ensemble: Any, limit: float) -> None:
     """Scale each member's gradient to a norm of at most `limit`, apart from others'.
 
-    The gradient of the parameters that members share is a group of its own.
+    The gradient of the parameters that members share is a separate group.
     """
     shared = ensemble.shared_parameters()
     nn.utils.clip_grad_norm_(shared, limit)

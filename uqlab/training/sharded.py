@@ -110,7 +110,7 @@ def _own(data):
 
 
 class _Shard:
-    """Some members with a network object of their own; a process makes them anew."""
+    """Some members with their own network object; a process makes them anew."""
 
     def __init__(self, make_ensemble, part):
         self.make_ensemble, self.part = make_ensemble, part

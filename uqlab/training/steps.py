@@ -193,7 +193,7 @@ class ChainStep(Step):
             p.grad = torch.zeros_like(p)
 
     def start(self, seed, epoch):
-        """Start the noise of an epoch, each member's from generators of its own."""
+        """Start the noise of an epoch, each member's from its own generators."""
         super().start(seed, epoch)
         device = self.layers[0].weight.device
         dropping = [layer for layer in self.layers if layer.dropout is not None]

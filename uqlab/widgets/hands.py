@@ -1,4 +1,4 @@
-"""Explorers that answer the hand: members, alarms, boards, drawings, guesses."""
+"""Explorers to drag and click: members, alarms, boards, drawings, guesses."""
 
 import copy
 import io
