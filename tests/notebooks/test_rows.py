@@ -92,6 +92,15 @@ ROWS = {
         sound(t)
         {*t["method"]} == {"deep"} and {*t["group"]} == {1, 2, 4}""",
     ),
+    ("disentanglement", "tiny"): (  # groups keep the total; noise costs accuracy on noisy labels alone
+        {"shares": [0.0, 1.0], "steps": 60},
+        """
+        t.notna().all(axis=None) and {*t["group"]} == {1, 2}
+        np.allclose(t["total_ID"], t["aleatoric_ID"] + t["MI_ID"], atol=1e-5)
+        np.allclose(*(t[t["group"] == m]["total_letters"] for m in (1, 2)), rtol=1e-4)
+        (t[t["share"] == 0]["accuracy"] == t[t["share"] == 0]["accuracy_noisy"]).all()
+        t[t["last"] & (t["size"] == 1500)].groupby("share")["accuracy_noisy"].max().diff().iloc[-1] < -0.1""",
+    ),
 }  # fmt: skip
 
 
@@ -106,7 +115,9 @@ def test_rows(run, name, profile):
     names = {"t": tables[TABLE.get(name, name)], "tables": tables}
     names |= {"recorded": recorded}
     for line in lines.strip().splitlines():
-        assert eval(line.strip(), names | {"FAIR": FAIR, "sound": sound}), line
+        assert eval(line.strip(), names | {"FAIR": FAIR, "sound": sound, "np": np}), (
+            line
+        )
 
 
 @pytest.mark.release
