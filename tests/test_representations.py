@@ -253,6 +253,8 @@ def test_blocks_of_a_transformer():
 def test_layers_of_other_networks():
     texts = torch.randint(50, (5, 7))
     assert len(layer_features(bert(), texts, r"layer\.\d$")) == 2
+    [hidden] = layer_features(bert(), texts, r"encoder$").values()
+    assert hidden.ndim == 3
     mlp, x = models.mlp(8, (6, 4), 3).eval(), torch.rand(5, 8)
     found = layer_features(mlp, x, ["1", "7"])
     assert {name: f.shape[1] for name, f in found.items()} == {"1": 6, "7": 3}
@@ -287,6 +289,7 @@ TABLE = normal(9, 2)
         (lambda: embed(TABLE, "lda"), "method must be"),
         (lambda: layer_features(vit(), images()[0], "mlp_9"), "matches no module"),
         (lambda: layer_features(Twice(), torch.rand(4, 3), "layer"), "run once"),
+        (lambda: layer_features(vit(), images()[0], "layers$"), "run once"),  # a list
         (
             lambda: layer_features(ensembles.lora(vit(), 2), images()[0], "layer"),
             r"ensemble.member\(0\)",

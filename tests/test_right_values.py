@@ -252,12 +252,21 @@ MISSING = ["-1", "-100.0", "None", "NA", "#N/A", "?", "\u200b", "NaN", ""]
         ('sentence,label\n"a\nb",0\nc,\n', "no text, .* in row 2"),
         ("Label,sentence,label\n0,a,1\n1,b,0\n", "no name twice"),
         ("text,label,split\na,0,train\nb,1,test\nc,1,\n", "split in row 3"),
+        ("text,label,split\na,0,train\nb,1,train\nc,1,tset\n", "got train, tset"),
     ],
 )
 def test_a_row_without_text_label_or_split_is_refused(tmp_path, text, message):
     (tmp_path / "mine.csv").write_text(text, "utf-8")
     with pytest.raises(ValueError, match=message):
         data.load(tmp_path / "mine.csv", "train")
+
+
+@pytest.mark.parametrize("named", ["covid-19", "what?", "2020-01-01", str(2**63)])
+def test_labels_that_look_like_missing_ones_are_classes(tmp_path, named):
+    rows = [f"t{i},{named if i % 2 else named[:-1] + '8'}" for i in range(20)]
+    (tmp_path / "mine.csv").write_text("\n".join(["text,label", *rows]), "utf-8")
+    classes = data.load(tmp_path / "mine.csv", "train").classes
+    assert set(classes) == {named, named[:-1] + "8"}
 
 
 def test_numbers_of_classes_stay_apart_in_order_however_they_are_written(tmp_path):

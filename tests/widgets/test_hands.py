@@ -148,3 +148,18 @@ def test_front_needs_numbers():
     board.loc[0, "nll"] = float("nan")
     with pytest.raises(ValueError, match=r"not JSON compliant"):
         widgets.front({"made up": board}, "nll", ["nll"], ["stored"])
+
+
+def test_images_of_bytes_and_of_numbers_are_drawn_alike():
+    images = torch.arange(256, dtype=torch.uint8).view(4, 1, 8, 8)
+    values = {1: {"id": torch.rand(5), "far": torch.rand(4)}}
+    shown = [
+        widgets.alarm(values, {"far": x}).data["outside"][0]["images"]
+        for x in (images, images / 255)
+    ]
+    assert shown[0] == shown[1] and len(set(shown[0])) == 4
+
+
+def test_explorers_refuse_what_they_cannot_draw():
+    with pytest.raises(ValueError, match="number of classes"):
+        widgets.cloud(torch.randn(5, 4))

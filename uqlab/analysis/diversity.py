@@ -176,7 +176,8 @@ def layer_names(
         Any ensemble; of separate networks, the layers of the first one.
     target
         A regular expression on names, or a list of how they end. None stands for
-        `default`; where that finds nothing, for every linear layer but the last.
+        `default`; where that finds nothing, for every linear layer but the one that was
+        defined last, which is mostly the classifier.
     default
         The attention's projections.
 

@@ -14,7 +14,7 @@ l the diagonals of K and L. CKA is computed in float64 from::
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, nan
 from typing import Any, Literal, NamedTuple
 
@@ -184,16 +184,26 @@ def layer_features(
     outputs: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def keep(name):
-        return lambda *given: outputs[name].append(first_of(given[-1]).float().cpu())
+        def note(*given):
+            output = given[-1]
+            if isinstance(output, Mapping):  # of transformers: the hidden states first
+                output = next(iter(output.values()), None)
+            if isinstance(output := first_of(output), Tensor):
+                outputs[name].append(output.float().cpu())
+
+        return note
 
     hooks = (part.register_forward_hook(keep(n)) for n, part in layers.items())
     with evaluating(model), hooked(hooks):
         for _, batch in batches(model, x, batch_size):
             call(model, batch)
-    found = {name: torch.cat(parts) for name, parts in outputs.items()}
-    if any(len(features) != count(x) for features in found.values()):
-        raise ValueError("`target` takes layers that run once in a pass; choose others")
-    return found
+    for name, parts in outputs.items():
+        if sum(map(len, parts)) != count(x):
+            raise ValueError(
+                f"`target` takes layers that run once in a pass and give a tensor, not "
+                f"{name}; choose others"
+            )
+    return {name: torch.cat(parts) for name, parts in outputs.items()}
 
 
 @torch.no_grad()

@@ -36,13 +36,14 @@ def table(path: Path, split: str) -> Items:
     labels: Any = frame["label"]
     with suppress(ValueError):  # numbers: 01 and 1.0 are 1, and 9 is before 10
         numbers: Any = _pandas().to_numeric(labels)
-        labels = numbers.astype(int) if (numbers % 1 == 0).all() else numbers
+        if numbers.abs().max() < 2**53:  # of larger ones floats would merge some
+            labels = numbers.astype(int) if (numbers % 1 == 0).all() else numbers
     classes, y = np.unique(labels, return_inverse=True)
     rows = split_rows(y, split)
     if "split" in frame:
         there = frame["split"].str.lower()
         rows = np.flatnonzero(there == split)
-        if not len(rows):
+        if not there.isin(["train", "test"]).all():
             known = ", ".join(there.unique())
             raise ValueError(f"{path}: split must be train or test, got {known}")
     return Items([*texts[rows]], y[rows], tuple(map(str, classes)))
@@ -67,12 +68,13 @@ def _frame(path):
     known = frame[frame.columns.intersection([*TEXTS, "label", "split"])]
     # Spaces that no eye sees, too
     known = known.apply(lambda column: column.str.strip().str.strip("\u200b\ufeff"))
-    known = known.replace({"label": r"\?|-\d+(\.0*)?$"}, pandas.NA, regex=True)
+    known = known.replace({"label": r"^(\?|-\d+(\.0*)?)$"}, pandas.NA, regex=True)
     missing = (known.isna() | (known == "")).any(axis=1)
     if missing.any():
         raise ValueError(
             f"{path} has no text, label or split in row {missing.idxmax()} below "
-            "the header; fill it in or leave out the row"
+            "the header (? and numbers below 0 are no labels); fill it in, rename the "
+            "label, or leave out the row"
         )
     return known
 

@@ -95,6 +95,8 @@ def _control(name: str, control: Control | Sequence[Any]) -> Control:
     """Return a control whose options are all (name, value)."""
     if not isinstance(control, Control):
         control = Control(name, control)
+    if not control.options:
+        raise ValueError(f"`controls` gives no value for {name}")
     options = []
     for option in control.options:
         if not isinstance(option, tuple):

@@ -47,6 +47,7 @@ def cloud(logits: ArrayLike, groups: list[int] | None = None) -> Hand:
             f"got {groups}"
         )
     logits = as_tensor("logits", logits, "members classes").detach()
+    one_of("the number of classes", logits.shape[1], (3,))
     members = logits.double().softmax(-1).tolist()
     return Hand("cloud", {"members": members, "groups": groups})
 
@@ -101,11 +102,19 @@ def alarm(
 
 def _picture(image: ArrayLike) -> str:
     """Return an image as the address of a PNG that holds it."""
-    values = torch.as_tensor(image).detach().cpu().float()
-    pixels = (255 * values.clamp(0, 1)).round().byte()
     memory = io.BytesIO()
-    Image.fromarray(pixels.movedim(0, -1).squeeze(-1).numpy()).save(memory, "png")
+    Image.fromarray(
+        _bytes(torch.as_tensor(image)).movedim(0, -1).squeeze(-1).numpy()
+    ).save(memory, "png")
     return address(memory.getvalue(), "png")
+
+
+def _bytes(image: Tensor) -> Tensor:
+    """Return pixels from 0 to 255 of an image of bytes, or of numbers in [0, 1]."""
+    image = image.detach().cpu()
+    if image.dtype == torch.uint8:
+        return image
+    return (255 * image.float().clamp(0, 1)).round().byte()
 
 
 def front(
@@ -273,5 +282,4 @@ def _quantised(layers, h):
 
 def _grey(image: Tensor) -> str:
     """Return the pixels from 0 to 255 as text."""
-    grey = image.cpu().float().mean(0).clamp(0, 1)
-    return packed((255 * grey).round().byte())
+    return packed(_bytes(image).float().mean(0).round().byte())
