@@ -220,6 +220,12 @@ def test_tsne_keeps_clusters_and_follows_its_seed():
     assert embed(x[:4], "tsne").shape == (4, 2)
 
 
+def test_two_samples_are_too_few_for_umap():
+    with pytest.raises(ValueError, match="pca takes two"):
+        embed(normal(2, 5), "umap", 1)
+    assert embed(normal(2, 5), "pca", 1).shape == (2, 1)
+
+
 def test_umap_is_called_with_its_seed_and_few_neighbours(monkeypatch):
     """Compiling UMAP takes half a minute, which the notebooks spend."""
     given = {}

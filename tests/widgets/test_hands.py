@@ -157,7 +157,8 @@ def test_images_of_bytes_and_of_numbers_are_drawn_alike():
         widgets.alarm(values, {"far": x}).data["outside"][0]["images"]
         for x in (images, images / 255)
     ]
-    assert shown[0] == shown[1] and len(set(shown[0])) == 4
+    assert shown[0] == shown[1]
+    assert len(set(shown[0])) == 4
 
 
 def test_explorers_refuse_what_they_cannot_draw():

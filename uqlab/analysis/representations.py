@@ -29,6 +29,7 @@ from uqlab.core.checks import (
     Target,
     as_inputs,
     as_tensor,
+    at_least,
     count,
     finite,
     one_network,
@@ -272,6 +273,7 @@ def embed(
     x = _representation(X)
     few = len(x) - 1
     if method == "umap":
+        at_least("umap's number of samples (pca takes two)", len(x), 3)
         with warnings.catch_warnings(), extra("notebooks"):
             warnings.simplefilter("ignore", ImportWarning)  # umap misses TensorFlow
             from umap import UMAP as Reducer

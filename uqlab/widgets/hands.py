@@ -103,9 +103,8 @@ def alarm(
 def _picture(image: ArrayLike) -> str:
     """Return an image as the address of a PNG that holds it."""
     memory = io.BytesIO()
-    Image.fromarray(
-        _bytes(torch.as_tensor(image)).movedim(0, -1).squeeze(-1).numpy()
-    ).save(memory, "png")
+    pixels = _bytes(torch.as_tensor(image)).movedim(0, -1).squeeze(-1)
+    Image.fromarray(pixels.numpy()).save(memory, "png")
     return address(memory.getvalue(), "png")
 
 
