@@ -252,7 +252,7 @@ MISSING = ["-1", "-100.0", "None", "NA", "#N/A", "?", "\u200b", "NaN", ""]
         ('sentence,label\n"a\nb",0\nc,\n', "no text, .* in row 2"),
         ("Label,sentence,label\n0,a,1\n1,b,0\n", "no name twice"),
         ("text,label,split\na,0,train\nb,1,test\nc,1,\n", "split in row 3"),
-        ("text,label,split\na,0,train\nb,1,train\nc,1,tset\n", "got train, tset"),
+        ("text,label,split\na,0,train\nb,1,train\nc,1,tset\n", "tset"),
     ],
 )
 def test_a_row_without_text_label_or_split_is_refused(tmp_path, text, message):

@@ -8,8 +8,7 @@ import pytest
 from small_files import FOLDER, needs
 
 from uqlab import data
-from uqlab.data.downloads import FILES
-from uqlab.data.readers import asset
+from uqlab.data.readers import FILES, asset
 
 IDX = "mnist/t10k-images-idx3-ubyte.gz", "mnist/t10k-labels-idx1-ubyte.gz"
 

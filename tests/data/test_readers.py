@@ -14,7 +14,7 @@ from small_files import IMAGES, LABELS, MNIST, below, same
 
 from uqlab import data
 from uqlab.data import images
-from uqlab.data.downloads import FILES
+from uqlab.data.readers import FILES
 
 
 @pytest.fixture

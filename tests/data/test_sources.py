@@ -12,7 +12,7 @@ from small_files import IMAGES, LABELS, MNIST, below, digest, same
 
 from uqlab import data
 from uqlab.data import datasets
-from uqlab.data.downloads import FILES
+from uqlab.data.readers import FILES
 
 
 @pytest.fixture

@@ -185,14 +185,7 @@ def layer_features(
     outputs: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def keep(name):
-        def note(*given):
-            output = given[-1]
-            if isinstance(output, Mapping):  # of transformers: the hidden states first
-                output = next(iter(output.values()), None)
-            if isinstance(output := first_of(output), Tensor):
-                outputs[name].append(output.float().cpu())
-
-        return note
+        return lambda *given: outputs[name].extend(_states(given[-1]))
 
     hooks = (part.register_forward_hook(keep(n)) for n, part in layers.items())
     with evaluating(model), hooked(hooks):
@@ -205,6 +198,14 @@ def layer_features(
                 f"{name}; choose others"
             )
     return {name: torch.cat(parts) for name, parts in outputs.items()}
+
+
+def _states(output: Any) -> list[Tensor]:
+    """Return the first tensor of an output; a mapping's of transformers are states."""
+    if isinstance(output, Mapping):
+        output = next(iter(output.values()), None)
+    first = first_of(output)
+    return [first.float().cpu()] if isinstance(first, Tensor) else []
 
 
 @torch.no_grad()

@@ -17,13 +17,11 @@ from uqlab.core.checks import ArrayLike, as_labels, as_one, at_least, one_of
 from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
 from uqlab.core.reading import held
-from uqlab.data.downloads import FILES, fetch
 from uqlab.data.embedded import EMBEDDED
 from uqlab.data.images import IMAGES
-from uqlab.data.own import SUFFIXES, own_file
-from uqlab.data.readers import Items
+from uqlab.data.readers import FILES, Items, fetch
 from uqlab.data.sounds import ENVIRONMENTAL
-from uqlab.data.texts import FETCHED_TEXTS
+from uqlab.data.texts import FETCHED_TEXTS, SUFFIXES, own_file
 
 FETCHED: dict[str, Any] = {**IMAGES, **FETCHED_TEXTS, **ENVIRONMENTAL}
 

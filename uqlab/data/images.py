@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from scipy.io import loadmat
 
-from uqlab.data.downloads import fetch
-from uqlab.data.readers import DIGITS, Items, npz, reading, unpacked
+from uqlab.data.readers import DIGITS, Items, fetch, npz, reading, unpacked
 
 CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 FASHION = tuple(CLOTHES.split(","))

@@ -1,4 +1,4 @@
-"""Sets of texts: fetched ones, samples put there by hand, and tables of the user."""
+"""Sets of texts, and a user's own data by path: images in an .npz, texts in a table."""
 
 import csv
 import io
@@ -11,8 +11,7 @@ import numpy as np
 
 from uqlab.core.extras import extra
 from uqlab.core.files import existing
-from uqlab.data.downloads import fetch
-from uqlab.data.readers import Items, reading, split_rows, unpacked
+from uqlab.data.readers import Items, fetch, npz, reading, split_rows, unpacked
 
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
 TEXTS = ("sentence", "sentence1", "sentence2", "text")  # columns, joined
@@ -26,7 +25,7 @@ def _pandas():
     return pandas
 
 
-def table(path: Path, split: str) -> Items:
+def _table(path: Path, split: str) -> Items:
     """Return one split of a table; `datasets.load` says what it must hold."""
     frame = _frame(path)
     names = [name for name in TEXTS if name in frame]
@@ -44,7 +43,7 @@ def table(path: Path, split: str) -> Items:
         there = frame["split"].str.lower()
         rows = np.flatnonzero(there == split)
         if not there.isin(["train", "test"]).all():
-            known = ", ".join(there.unique())
+            known = set(there)
             raise ValueError(f"{path}: split must be train or test, got {known}")
     return Items([*texts[rows]], y[rows], tuple(map(str, classes)))
 
@@ -90,7 +89,7 @@ def _form(path) -> dict[str, Any]:
 def _sample(file, split, root):
     """Return one split of a table text/<file>.tsv.gz; it has no published checksum."""
     hint = "it is not fetched; put a table with a header there"
-    return table(existing(root / "text" / f"{file}.tsv.gz", hint), split)
+    return _table(existing(root / "text" / f"{file}.tsv.gz", hint), split)
 
 
 def _sst2(split, root):
@@ -139,3 +138,63 @@ FETCHED_TEXTS = {
     "rte": partial(_sample, "rte_all"),
     "yelp": partial(_sample, "yelp_1k"),
 }
+
+
+SUFFIXES = (".npz", ".tsv", ".tsv.gz", ".csv", ".csv.gz")
+
+
+def own_file(path: Path, split: str) -> Items:
+    """Return one split; `datasets.load` says what the file must hold."""
+    path = existing(path)
+    return _images(path, split) if path.suffix == ".npz" else _table(path, split)
+
+
+def _images(path: Path, split: str) -> Items:
+    """Return one split of an .npz; without splits, a part of each class."""
+    arrays = npz(path, "[xy](_train|_test)?")
+    end = "" if "x" in arrays else f"_{split}"
+    if f"x{end}" not in arrays:
+        raise ValueError(f"{path} must hold arrays x, or x_{split}, got {[*arrays]}")
+    x = _scaled(path, arrays[f"x{end}"])
+    if f"y{end}" not in arrays:
+        return Items(x, np.full(len(x), -1), ())
+    y = arrays[f"y{end}"]
+    every = [arrays[name] for name in arrays if "y" in name]
+    classes = _classes(path, y, len(x), np.concatenate(every))
+    rows = np.arange(len(y)) if end else split_rows(y, split)
+    return Items(x[rows], y[rows].astype(int), classes)
+
+
+def _classes(path: Path, y: np.ndarray, count: int, every: np.ndarray) -> Any:
+    """Return the names of classes; ValueError unless labels are 0, 1, 2, ..."""
+    numbers = np.unique(every)
+    whole = every.dtype.kind in "iu" and (numbers == np.arange(len(numbers))).all()
+    if y.shape != (count,) or not whole:
+        raise ValueError(
+            f"{path}: y must be {count} class numbers 0, 1, 2, ... without a gap, got "
+            f"{y.dtype} {y.shape} of {numbers[:9]}; leave out images without a class, "
+            "and use numpy.unique(y, return_inverse=True)[1]"
+        )
+    return tuple(map(str, numbers))
+
+
+def _scaled(path: Path, x: np.ndarray) -> np.ndarray:
+    """Return images [N, C, H, W]; ValueError unless uint8 or in [0, 1]."""
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.ndim != 4 or not x.size:
+        raise ValueError(
+            f"{path}: x must be [N, H, W], [N, H, W, C] or [N, C, H, W] and not empty, "
+            f"got {x.shape}"
+        )
+    if x.shape[3] < x.shape[1]:
+        x = x.transpose(0, 3, 1, 2)
+    if x.dtype == np.uint8 and x.max() != 1:
+        return x
+    # The comparison is False for NaN too.
+    if x.dtype.kind != "f" or not (x.min() >= 0 and x.max() <= 1):
+        raise ValueError(
+            f"{path}: x must be uint8 up to 255, or floating point in [0, 1] without "
+            f"NaN, got {x.dtype} {x.min()} to {x.max()}"
+        )
+    return x.astype(np.float32)

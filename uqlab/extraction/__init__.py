@@ -1,7 +1,14 @@
 """Ensembles extracted from one network: by masks, or by tiles of its feature map."""
 
-from uqlab.extraction.fit import MaskHistory, fit_masks
-from uqlab.extraction.masks import Masked, MaskEnsemble, Masks, mask_diversity, masks
+from uqlab.extraction.masks import (
+    Masked,
+    MaskEnsemble,
+    MaskHistory,
+    Masks,
+    fit_masks,
+    mask_diversity,
+    masks,
+)
 from uqlab.extraction.tiles import tiles
 
 __all__ = [

@@ -6,12 +6,16 @@ from 0. In a network with CLIP's two towers, such as `models.ZeroShot`, it is ("
 projections are named as in one of `models.FORMS`. `models.attentions` finds them.
 """
 
-from uqlab.heads.attention import count_heads, shape, towers
-from uqlab.heads.circuits import Circuit, greedy_circuit
 from uqlab.heads.features import Separation, head_features, separation
 from uqlab.heads.fusion import FusedEnsemble, fuse
-from uqlab.heads.importance import sample_heads, taylor_heads, taylor_scores
-from uqlab.heads.pruning import ablate, multiply_adds, prune
+from uqlab.heads.importance import (
+    Circuit,
+    greedy_circuit,
+    sample_heads,
+    taylor_heads,
+    taylor_scores,
+)
+from uqlab.heads.pruning import ablate, count_heads, multiply_adds, prune, shape, towers
 
 __all__ = [
     "Circuit",

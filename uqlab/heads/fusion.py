@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from uqlab.core.checks import one_of
 from uqlab.core.files import fingerprint
 from uqlab.ensembles import METHODS, Ensemble, Own
-from uqlab.heads.attention import Head, addresses
-from uqlab.heads.pruning import prune
+from uqlab.heads.pruning import Head, addresses, prune
 from uqlab.models import Attention, attentions
 
 

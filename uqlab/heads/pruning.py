@@ -1,4 +1,4 @@
-"""Ablation and pruning of heads, and the cost of a network."""
+"""Heads by address; ablation and pruning of heads; the cost of a network."""
 
 import contextlib
 import copy
@@ -8,9 +8,128 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.modules import Counted, Inputs, call, evaluating, like_parameters
-from uqlab.heads.attention import Head, find_heads
+from uqlab.core.modules import (
+    Counted,
+    Inputs,
+    call,
+    evaluating,
+    like_parameters,
+)
 from uqlab.models import COUNTS, Attention, Projection, attentions
+
+# (layer, head), or (tower, layer, head) of a network with two towers.
+Head = tuple[int, int] | tuple[str, int, int]
+Place = tuple[int, int]  # the number of an attention among all of a network, head
+
+
+def shape(model: nn.Module) -> tuple[int, int]:
+    """Count the layers and heads of a network.
+
+    Parameters
+    ----------
+    model : nn.Module
+        One network with one stack of layers, or with a text and a vision tower.
+
+    Returns
+    -------
+    tuple of int
+        (layers, heads): the layers of both towers together, and the heads of the layer
+        with most heads.
+
+    Raises
+    ------
+    TypeError
+        If `model` is not one network.
+    ValueError
+        If its heads cannot be separated.
+
+    Examples
+    --------
+    >>> from uqlab import models
+    >>> shape(models.vit(8, 4, width=16, layers=2, heads=4))
+    (2, 4)
+    """
+    counts = count_heads(model)
+    return len(counts), max(counts)
+
+
+def count_heads(model: nn.Module) -> list[int]:
+    """Count the heads of each layer, text before vision.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts.
+    """
+    return [layer.heads for layer in attentions(model)]
+
+
+def towers(model: nn.Module) -> dict[str, range]:
+    """Find the rows of scores [layers, heads] that belong to "text" and to "vision".
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts. In one stack of layers all rows belong to "".
+    """
+    return _towers(attentions(model))
+
+
+def _towers(layers: list[Attention]) -> dict[str, range]:
+    names = [layer.tower for layer in layers]
+    rows = {}
+    for name in names:
+        first = names.index(name)
+        rows[name] = range(first, first + names.count(name))
+    return rows
+
+
+def addresses(layers: list[Attention]) -> dict[Head, Place]:
+    """Return the place of every head of a network by its address, in their order.
+
+    Parameters
+    ----------
+    layers : list of Attention
+        The attention of every layer, from `attentions`.
+    """
+    places = {}
+    for tower, rows in _towers(layers).items():
+        for row in rows:
+            for head in range(layers[row].heads):
+                own = (row - rows.start, head)
+                places[(tower, *own) if tower else own] = row, head
+    return places
+
+
+def _find_heads(layers: list[Attention], heads: Iterable[Head]) -> list[Place]:
+    """Find the places of heads.
+
+    Parameters
+    ----------
+    layers : list of Attention
+        The attention of every layer, from `attentions`.
+    heads : iterable
+        Pairs (layer, head), counted from 0; of two towers (tower, layer, head).
+
+    Raises
+    ------
+    ValueError
+        If a head does not exist or is given twice.
+    """
+    known = addresses(layers)
+    places = []
+    for head in heads:
+        if not isinstance(head, tuple) or head not in known:
+            form = "(tower, layer, head)" if layers[0].tower else "(layer, head)"
+            raise ValueError(
+                f"`heads` must be a list of {form}, counted from 0, of "
+                f"{[layer.heads for layer in layers]} heads in the layers, got {head!r}"
+            )
+        if known[head] in places:
+            raise ValueError(f"head {head} is given more than once")
+        places.append(known[head])
+    return places
+
 
 Model = TypeVar("Model", bound=nn.Module)
 # Attention of transformers that is right for any number of heads. In other attention
@@ -52,7 +171,7 @@ def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
         If a head does not exist or is given twice, or if `shape` raises one.
     """
     layers = attentions(model)
-    places = find_heads(layers, heads)
+    places = _find_heads(layers, heads)
     blocks = [layers[layer].output.of(model, head) for layer, head in places]
     saved = [block.clone() for block in blocks]
     try:
@@ -95,7 +214,7 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
     """
     layers = attentions(model)
     gone: dict[int, set[int]] = {}
-    for layer, head in find_heads(layers, heads):
+    for layer, head in _find_heads(layers, heads):
         gone.setdefault(layer, set()).add(head)
     small = copy.deepcopy(model)
     for layer, lost in gone.items():

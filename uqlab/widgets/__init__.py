@@ -7,13 +7,16 @@ without one; `explore` makes one of any drawing function, `guess` asks the reade
 from uqlab.core.extras import extra
 
 with extra("notebooks"):
-    from uqlab.widgets.frames import Control, explore
-    from uqlab.widgets.guesses import guess
-    from uqlab.widgets.hand import Hand
-    from uqlab.widgets.hands import alarm, cloud, draw, front
-    from uqlab.widgets.networks import head_map, masks
-    from uqlab.widgets.predictions import collapse
-    from uqlab.widgets.singular import spectra
+    from uqlab.widgets.frames import Control, collapse, explore, head_map, masks
+    from uqlab.widgets.hands import (
+        Hand,
+        alarm,
+        cloud,
+        draw,
+        front,
+        guess,
+        spectra,
+    )
 
 __all__ = [
     "Control",

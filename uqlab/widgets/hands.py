@@ -1,26 +1,223 @@
-"""Explorers to drag and click: members, alarms, boards, drawings, guesses."""
+"""Explorers to drag, click and draw: a JavaScript module each, in the browser.
 
+They work with a kernel or without one. The module of an explorer is `static/<name>.js`
+behind `static/shared.js`. Its `data` are JSON and become text and attributes, never
+HTML; what the reader has made of them comes back as `state`.
+"""
+
+import base64
 import copy
+import html
 import io
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import resources
 from typing import Any, cast
 
+import anywidget
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import torch
+import traitlets
+from IPython import get_ipython
 from jaxtyping import Float
+from matplotlib.colors import to_hex
 from PIL import Image
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uqlab import plots
+from uqlab.analysis.spectra import random_level
 from uqlab.core.checks import ArrayLike, as_tensor, one_of
 from uqlab.core.modules import hooked, layers_of
 from uqlab.data import Dataset
 from uqlab.study import scoreboard, scores
 from uqlab.study.methods import METHODS
-from uqlab.widgets.hand import Hand, address, packed, short, spread
+
+STATIC = resources.files("uqlab.widgets") / "static"
+COLORS = {
+    "aleatoric": plots.ALEATORIC,
+    "epistemic": plots.EPISTEMIC,
+    "neutral": plots.NEUTRAL,
+    "mark": plots.MARK,
+    "group_3": "#2A8577",
+    "group_4": "#7A5FA8",
+}
+CALM = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:"
+)
+ALONE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="{calm}">
+<title>{name}</title>
+<style>:root {{ color-scheme: light dark; }}
+{style}</style></head><body>
+<script type="application/json" id="data">{data}</script>
+<script type="module">{module}
+const data = JSON.parse(document.getElementById("data").textContent);
+const kept = {{ data, state: {{}} }};
+const model = {{
+  get: name => kept[name], set: (name, value) => (kept[name] = value),
+  save_changes() {{}}, on() {{}},
+}};
+render({{ model, el: document.body }});
+const tall = () => `${{document.body.offsetHeight + 20}}px`;
+const fit = () => window.frameElement?.style.setProperty("height", tall());
+new ResizeObserver(fit).observe(document.body);
+</script></body></html>
+"""
+FRAME = (
+    '<iframe title="{name}" srcdoc="{page}" style="width: 100%; border: 0"></iframe>'
+)
+
+
+class Hand(anywidget.AnyWidget):
+    """The explorer of `static/<name>.js`.
+
+    Parameters
+    ----------
+    name
+        Of the module.
+    data
+        What it shows.
+    text
+        What stands in its place where nothing but text is shown; else its name.
+    """
+
+    data = traitlets.Dict().tag(sync=True)
+    state = traitlets.Dict().tag(sync=True)
+    _css = (STATIC / "hands.css").read_text()
+
+    def __init__(
+        self,
+        name: str,
+        data: Mapping[str, Any],
+        text: str = "",
+    ):
+        self.name = name
+        self.text = text or name
+        modules = [(STATIC / f"{file}.js").read_text() for file in ("shared", name)]
+        self._esm = "\n".join(modules)
+        plain = json.dumps({"colors": COLORS, **data}, allow_nan=False)
+        super().__init__(data=json.loads(plain))
+
+    def open(self) -> None:
+        """Connect to the front end, unless a program runs the page."""
+        if not _headless():
+            super().open()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """Return the live explorer, and its HTML for where there is no kernel."""
+        bundle: Any = super()._repr_mimebundle_(**kwargs) if self.comm else ({}, {})
+        still = FRAME.format(name=html.escape(self.name), page=html.escape(self.html()))
+        plain = {"text/plain": self.text, "text/html": still}
+        return {**bundle[0], **plain}, bundle[1]
+
+    def html(self) -> str:
+        """Return a page of this explorer alone, which is forbidden to load anything."""
+        data = json.dumps(self.data).replace("<", "\\u003c")  # no tag can begin
+        return ALONE.format(
+            calm=CALM,
+            name=html.escape(self.name),
+            style=self._css,
+            data=data,
+            module=self._esm,
+        )
+
+
+def _headless() -> bool:
+    """Return whether a program runs the page: its requests name no cell.
+
+    papermill and nbclient store the state of what is live, and an exported page would
+    then fetch what shows it from a network, in place of the HTML that it has.
+    """
+    kernel = getattr(get_ipython(), "kernel", None)
+    return bool(kernel) and "cellId" not in kernel.get_parent().get("metadata", {})
+
+
+def address(image: bytes, kind: str) -> str:
+    """Return the address of an image file that holds it."""
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+
+
+def _packed(values: Tensor) -> str:
+    """Return the bytes of numbers as text."""
+    return base64.b64encode(values.contiguous().numpy().tobytes()).decode()
+
+
+def _short(values: ArrayLike) -> list[float]:
+    """Return numbers that are short in JSON."""
+    numbers = as_tensor("values", values).detach().double()
+    return [float(f"{value:.7g}") for value in numbers.tolist()]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return the places of at most `most` of so many things, evenly spread."""
+    return np.linspace(0, count - 1, min(most, count)).astype(int).tolist()
+
+
+Number = int | float
+
+
+def guess(
+    question: str,
+    low: Number = 0,
+    high: Number = 0,
+    unit: str = "",
+    *,
+    choices: Sequence[str] = (),
+    answer: Number | str | None = None,
+    then: str = "",
+    step: Number | None = None,
+) -> Hand:
+    """Ask for a guess, and open what it hides once the guess was made.
+
+    `guess(question, low, high)` asks for a number, `guess(question, choices=[...])` for
+    one of some words. `state` has the guess.
+
+    Parameters
+    ----------
+    question
+        Shown alone where nothing can be answered.
+    low, high
+        The ends of a slider.
+    unit
+        Of the number.
+    choices
+        In place of a slider.
+    answer
+        What was to be guessed, which may lie beyond the slider: how far off the guess
+        was is then said.
+    then
+        What else is opened: paragraphs, with **bold**, *italic* and `code`.
+    step
+        Of the slider; else a round one.
+
+    Raises
+    ------
+    ValueError
+        If there is neither a range nor choices, or the answer is none of the choices.
+    """
+    if not choices and low >= high:
+        raise ValueError(
+            f"a guess needs choices, or a range from low to high; got {low} to {high}"
+        )
+    if choices and answer not in (None, *choices):
+        raise ValueError(f"the answer {answer!r} is none of the choices {[*choices]}")
+    data = {
+        "question": question,
+        "range": [low, high, step],
+        "unit": unit,
+        "choices": list(choices),
+        "answer": answer,
+        "then": then,
+    }
+    return Hand("guess", data, text=question)
+
 
 CARRIED = 3e6  # characters of the networks that a page of drawing carries
 
@@ -85,7 +282,7 @@ def alarm(
     for key in ("id", *images):
         for by_set in values.values():
             one_of("a set of images", key, by_set)
-        rows = [short(by_set[key]) for by_set in values.values()]
+        rows = [_short(by_set[key]) for by_set in values.values()]
         sets[key] = {"name": (names or {}).get(key, key), "values": rows}
     for key, inputs in images.items():
         rows = spread(len(inputs), shown)
@@ -274,11 +471,77 @@ def _quantised(layers, h):
         whole = (weight / scale[:, None]).round()
         bias = torch.zeros_like(scale) if bias is None else bias
         h = F.linear(h.relu(), whole * scale[:, None], bias)
-        layer = {"scale": short(scale), "bias": short(bias)}
-        carried.append({"weights": packed(whole.to(torch.int8)), **layer})
+        layer = {"scale": _short(scale), "bias": _short(bias)}
+        carried.append({"weights": _packed(whole.to(torch.int8)), **layer})
     return carried, h
 
 
 def _grey(image: Tensor) -> str:
     """Return the pixels from 0 to 255 as text."""
-    return packed(_bytes(image).float().mean(0).round().byte())
+    return _packed(_bytes(image).float().mean(0).round().byte())
+
+
+ROWS = 24  # leading directions that are shown
+MEMBERS = 4  # of each method
+
+
+def spectra(
+    before: Mapping[str, Float[Tensor, "out in"]],
+    after: Mapping[str, Callable[[str], Float[Tensor, "members out in"]]],
+    *,
+    k: int = 10,
+    threshold: float = 0.5,
+    layer: str | None = None,
+) -> Hand:
+    """Show singular vectors of a member against those before; intruders in red.
+
+    Of each method the first four members are shown, of each the leading 24 vectors.
+
+    Parameters
+    ----------
+    before
+        Name of a layer -> its pretrained weight.
+    after
+        Name of a method -> its members' weights of a layer, as by
+        `functools.partial(diversity.member_weights, ensemble)`.
+    k, threshold
+        As in `spectra.intruder_dimensions`.
+    layer
+        Shown first.
+    """
+    old = {name: _directions(weight) for name, weight in before.items()}
+    rows = min(max(ROWS, k), *(len(values) for _, values in old.values()))
+    compared = []  # [methods][layers][members]
+    for weights in after.values():
+        compared.append([_compared(weights(name), *old[name], rows) for name in before])
+    data = {
+        "methods": list(after),
+        "layers": list(before),
+        "first": list(before).index(layer) if layer else 0,
+        "k": min(k, rows),
+        "threshold": threshold,
+        "shades": [to_hex(color) for color in mpl.colormaps["viridis_r"](range(256))],
+        "level": [random_level(*u.shape) for u, _ in old.values()],
+        "after": compared,
+    }
+    return Hand("spectra", data)
+
+
+def _directions(weight: Tensor) -> tuple[Tensor, Tensor]:
+    weight = weight.detach().cpu().double()
+    return torch.linalg.svd(weight, full_matrices=False)[:2]
+
+
+def _compared(
+    weights: Tensor, old: Tensor, before: Tensor, rows: int
+) -> list[dict[str, Any]]:
+    """Return each member's directions: their values and |cos| to the old ones."""
+    members = []
+    for u, values in zip(*_directions(weights[:MEMBERS]), strict=True):
+        cosines = (u.T @ old).abs()[:rows]
+        found = {"before": before[:rows], "values": values[:rows]}
+        found["largest"] = cosines.amax(1)
+        member: dict[str, Any] = {name: _short(each) for name, each in found.items()}
+        member["cosines"] = _packed((255 * cosines).round().byte())
+        members.append(member)
+    return members
