@@ -158,7 +158,7 @@ def test_the_split_that_a_table_says(tmp_path):
     assert (test.inputs, test.labels.tolist()) == (["two"], [1])
     assert test.classes == ("a", "b", "c")
     (tmp_path / "own.csv").write_text("text,label,split\none,a,val\n")
-    with pytest.raises(ValueError, match="train or test, got .*val"):
+    with pytest.raises(ValueError, match=r"train or test, got .*val"):
         data.load(tmp_path / "own.csv", "test")
 
 
