@@ -41,7 +41,6 @@ from uqlab.core.modules import (
     call,
     classifier_of,
     evaluating,
-    first_of,
     given_for_logits,
     hooked,
 )
@@ -184,7 +183,7 @@ def layer_features(
     outputs: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def keep(name):
-        return lambda *given: outputs[name].append(first_of(given[-1]).float().cpu())
+        return lambda *given: outputs[name].append(_first(given[-1]).float().cpu())
 
     hooks = (part.register_forward_hook(keep(n)) for n, part in layers.items())
     with evaluating(model), hooked(hooks):
@@ -194,6 +193,10 @@ def layer_features(
     if any(len(features) != count(x) for features in found.values()):
         raise ValueError("`target` takes layers that run once in a pass; choose others")
     return found
+
+
+def _first(output):
+    return output[0] if isinstance(output, tuple | list) else output
 
 
 @torch.no_grad()

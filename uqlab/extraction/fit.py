@@ -10,14 +10,14 @@ from tqdm.auto import tqdm
 
 from uqlab.core.checks import (
     InputsLike,
+    as_inputs,
     as_labels,
-    as_one,
     at_least,
+    held,
     positive,
     within,
 )
 from uqlab.core.modules import like_parameters, trainable
-from uqlab.core.reading import held
 from uqlab.ensembles import member_seed
 from uqlab.extraction.masks import MaskEnsemble, information
 from uqlab.training import cross_entropy
@@ -108,7 +108,7 @@ def _data(
 ) -> tuple[Tensor, Tensor]:
     """Return inputs, and labels of two classes or more, on the ensemble's device."""
     inputs, labels = held(inputs, labels)
-    x = like_parameters(ensemble, as_one(inputs))
+    x = like_parameters(ensemble, as_inputs(inputs, by_name=False))
     with torch.no_grad():
         classes = ensemble(x[:1]).shape[-1]
     y = as_labels(labels, len(x), classes).to(x.device)

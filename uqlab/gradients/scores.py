@@ -43,9 +43,9 @@ from uqlab.core.modules import (
     evaluating,
     given_for_logits,
     layers_of,
+    like_parameters,
     logits_of,
     map_tensors,
-    take,
 )
 from uqlab.gradients.per_sample import SampleGradients
 
@@ -219,7 +219,7 @@ def gradient_norms(
     within("sigma", sigma, "[0, inf)")
     results, noise = [], (perturbations, sigma, seed)
     with _ready(model, inputs) as (network, x):
-        some = _copies(take(network, x, slice(2)), *noise)
+        some = _copies(like_parameters(network, x, slice(2)), *noise)
         gradients = SampleGradients(network, some, layers, norm)
         for _, batch in batches(network, x, gradients.batch_size):
             results.append(gradients.norms(_copies(batch, *noise)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import as_labels, count
-from uqlab.core.modules import Inputs, call, logits_of, take
+from uqlab.core.modules import Inputs, call, like_parameters, logits_of
 from uqlab.models import Attention, attentions
 
 # (layer, head), or (tower, layer, head) of a network with two towers.
@@ -173,6 +173,6 @@ def check_labels(model: nn.Module, inputs: Inputs, labels: Any) -> Tensor:
         Classes [samples].
     """
     with torch.no_grad():
-        classes = classify(model, take(model, inputs, slice(1))).shape[1]
+        classes = classify(model, like_parameters(model, inputs, slice(1))).shape[1]
     labels = as_labels(labels, count(inputs), classes)
     return labels.to(next(model.parameters()).device)

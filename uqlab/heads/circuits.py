@@ -19,11 +19,10 @@ from uqlab.core.checks import (
     at_least,
     between,
     count,
+    held,
     one_of,
 )
-from uqlab.core.devices import arithmetic
-from uqlab.core.modules import first_of, frozen, take
-from uqlab.core.reading import held
+from uqlab.core.modules import arithmetic, frozen, like_parameters
 from uqlab.heads.attention import (
     Head,
     Place,
@@ -182,7 +181,7 @@ def _predictor(model: nn.Module, batch_size: int, precision: str) -> Iterator[Ca
 
     def predict(removed, heads, inputs):
         def job(low):
-            batch = take(model, inputs, slice(low, low + batch_size))
+            batch = like_parameters(model, inputs, slice(low, low + batch_size))
             network = networks.get()
             try:
                 logits = network.logits(batch, removed, heads)
@@ -226,8 +225,9 @@ class _CachedForward:
 
 
 def _copied(output: Any) -> Any:
-    states = first_of(output).clone()
-    return (states, *output[1:]) if isinstance(output, tuple) else states
+    if isinstance(output, tuple):
+        return (output[0].clone(), *output[1:])
+    return output.clone()
 
 
 class _CachedNetwork:

@@ -15,11 +15,11 @@ from uqlab.core.checks import (
     at_least,
     between,
     count,
+    held,
     one_of,
     representable,
 )
 from uqlab.core.modules import batches, frozen
-from uqlab.core.reading import held
 from uqlab.ensembles import member_generators
 from uqlab.heads.attention import (
     Head,
@@ -192,7 +192,7 @@ def sample_heads(
     ----------
     Gabetni et al. 2025, B.5: 48 of the first 100.
     """
-    between("remove", remove, 0, len(ranking), ", the length of the ranking")
+    between("remove", remove, 0, len(ranking))
     drawn = []
     ids = range(at_least("members", members))
     for generator in member_generators(seed, ids, "pruned heads"):
