@@ -80,6 +80,7 @@ class Halved(nn.Module):
         return x / 2
 
 
+Same = [type("Same", (), {"__call__": f}) for f in (lambda s, z: z, lambda s, z: -z)]
 Doubled = type("Halved", (nn.Module,), {"forward": lambda self, x: 2 * x})
 
 
@@ -120,6 +121,8 @@ Doubled = type("Halved", (nn.Module,), {"forward": lambda self, x: 2 * x})
         ((nn.Sequential(nn.ReLU()),), (nn.Sequential(nn.Tanh()),)),
         ((layer,), (copy.deepcopy(layer).requires_grad_(False),)),
         ((Halved(),), (Doubled(),)),
+        ((Same[0](),), (Same[1](),)),
+        ((Told(1).__repr__,), (Told(2).__repr__,)),
     ],
 )
 def test_fingerprints_differ(first, second):

@@ -225,7 +225,7 @@ class _CachedForward:
 
 
 def _copied(output: Any) -> Any:
-    if isinstance(output, tuple):
+    if isinstance(output, tuple | list):
         return (output[0].clone(), *output[1:])
     return output.clone()
 
