@@ -223,10 +223,10 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[_Layer]:
         elif isinstance(module, nn.Dropout):
             layers[-1].dropout = module.p
         elif isinstance(module, nn.Linear):
-            names = f"{name}.weight", f"{name}.bias"
-            if not own.keys() >= {*names}:
+            weight, bias = (own.get(f"{name}.{n}") for n in ("weight", "bias"))
+            if weight is None or bias is None:
                 return []
-            layers.append(_Layer(*map(own.get, names)))
+            layers.append(_Layer(weight, bias))
     return layers
 
 
