@@ -145,6 +145,7 @@ WRAPS = {
     "first of a mapping": lambda z: {"out": z, "aux": z[:1]},
     "attribute": lambda z: argparse.Namespace(logits=z),
     "after a loss": lambda z: (z.sum(), z),
+    "after each sample's loss": lambda z: (z.sum(1), z),
     "beside a loss": lambda z: {"loss": z.sum(), "output": z},
 }
 

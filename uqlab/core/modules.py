@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -91,7 +92,8 @@ def logits_of(output: Any) -> Any:
     if names:
         found = found.get("logits", found.get("out", [*found.values()]))
     several = found if isinstance(found, tuple | list) else [found]
-    rows = [t for t in several if isinstance(t, Tensor) and t.ndim > 0]
+    tensors = [t for t in several if isinstance(t, Tensor)]
+    rows = [t for t in tensors if t.ndim > 1] or tensors
     if not rows or (names and len(rows) > 1):
         raise TypeError(
             'a network must return logits, or have them as "logits" or as the first of '
@@ -210,6 +212,7 @@ def called_with(
     return functional_call(network, state, args, kwargs, tie_weights=False)
 
 
+@torch.no_grad()
 def classifier_of(network: nn.Module, inputs: Inputs) -> str:
     """Find the linear layer whose output is the logits, by one pass of two inputs.
 
@@ -244,52 +247,65 @@ def given_for_logits(
 ) -> dict[str, Tensor]:
     """Return what layers are given, [samples, width], whose outputs are the logits.
 
-    Of such a layer one row for each sample, perhaps that of a text's last token, has
-    the gradient of the logits, and no other row has one.
+    For this pass each of the layers returns random numbers instead: whichever of its
+    rows the network returns, perhaps those of each text's last token, are the logits.
+    Where numbers are few or coarse there are further passes, until chance tells no two
+    rows apart from their places.
     """
-    z, passed = _cut_pass(network, layers.values(), inputs)
+    z, given, drawn = _answered(network, layers, inputs)
     found = {}
-    if z.ndim != 2 or not z.requires_grad:
-        return found
-    weights = torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
-    if z.shape[1] > 1:  # a log_softmax passes on what sums to zero
-        weights -= weights.mean(1, keepdim=True)
     for name, layer in layers.items():
-        if layer in passed:
-            given, leaf = passed[layer]
-            (slopes,) = torch.autograd.grad(
-                z, leaf, weights, retain_graph=True, materialize_grads=True
-            )
-            rows = _rows_like(weights, slopes.flatten(0, -2))
-            if rows is not None:
-                found[name] = given.flatten(0, -2)[rows]
+        noise = drawn.get(layer, [])
+        if len(noise) == len(z) and _passes(noise[0], z[0]):
+            near = _near(z, [part.flatten(0, -2) for part in noise])
+            if (near.sum(1) == 1).all():
+                places = near.int().argmax(1).to(given[layer].device)
+                found[name] = given[layer].flatten(0, -2)[places]
     return found
 
 
-def _cut_pass(network, layers, inputs):
-    """Return logits, and layers' inputs and outputs; only what follows is connected."""
-    passed = {}
+def _answered(network, layers, inputs):
+    """Return the logits of passes, what layers were given, and what they returned."""
+    generator = torch.Generator().manual_seed(0)
+    z, given, drawn = [], {}, {}
 
-    def cut(layer, args, output):
-        torch.set_grad_enabled(True)
-        leaf = output.detach().requires_grad_()
-        passed[layer] = args[0].detach(), leaf  # a layer's last call counts
-        return leaf.clone()
+    def answer(layer, args, y):
+        noise = torch.randn(y.shape, generator=generator).to(y)
+        given[layer] = args[0]
+        # A layer's last call in a pass counts.
+        drawn[layer] = [*drawn.get(layer, [])[: len(z)], noise]
+        return noise
 
-    hooks = (layer.register_forward_hook(cut) for layer in layers)
-    # A caller's gradient checkpointing counts what is saved, but not this.
-    saving = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach)
-    with torch.no_grad(), saving, hooked(hooks):
-        return logits_of(call(network, inputs)), passed
+    with hooked(part.register_forward_hook(answer) for part in layers.values()):
+        wanted = 1
+        while len(z) < wanted:
+            z.append(logits_of(call(network, inputs)))
+            wanted = max([1, *(_passes(noise[0], z[0]) for noise in drawn.values())])
+    return z, given, drawn
 
 
-def _rows_like(weights: Tensor, slopes: Tensor) -> Tensor | None:
-    """Return which rows of slopes are the weights, in order, if all others are zero."""
-    rows = slopes.any(1).nonzero()[:, 0]
-    if slopes[rows].shape != weights.shape:
-        return None
-    slack = 4 * torch.finfo(weights.dtype).eps * weights.abs().max()
-    return rows if ((slopes[rows] - weights).abs() <= slack).all() else None
+def _passes(noise: Tensor, logits: Tensor) -> int:
+    """Return how many passes tell all rows of noise apart; none if it is no logits."""
+    if logits.ndim != 2 or logits.shape[1] != noise.shape[-1]:
+        return 0
+    pairs = noise.numel() / noise.shape[-1] * len(logits)
+    bits = math.log2(max(pairs, 1)) + 20  # for one in a million to be alike
+    each = -math.log2(8 * torch.finfo(noise.dtype).eps)  # of two numbers, see _near
+    return math.ceil(bits / each / max(1, noise.shape[-1] - 1))
+
+
+def _near(logits: list[Tensor], noise: list[Tensor]) -> Tensor:
+    """Return which rows of noise the logits are, in all passes, [samples, rows].
+
+    What all classes have in common does not count.
+    """
+    z, others = (torch.stack([*parts]).cpu().double() for parts in (logits, noise))
+    if z.shape[-1] > 1:
+        z, others = z - z[..., :1], others - others[..., :1]
+    z, others = (part.movedim(0, 1).flatten(1) for part in (z, others))
+    gaps = torch.cdist(z, others, p=math.inf)
+    # What a log_softmax rounds, in the network's precision.
+    return gaps <= 4 * torch.finfo(noise[0].dtype).eps * z.abs().max()
 
 
 # Devices ------------------------------------------------------------------------------
