@@ -555,4 +555,8 @@ class Checkpoint:
             "ended": ended,
         }
         with writing(self.path) as temporary:
-            torch.save(state, temporary)
+            try:
+                torch.save(state, temporary)
+            except RuntimeError as error:  # a full disk
+                text = f"resume: {self.path} cannot be written: {error}; make room"
+                raise OSError(text) from error
