@@ -2,7 +2,7 @@
 
 Members that share nothing are trained side by side, a shard in each thread; what is trained together, and one network,
 has its products split. The columns say how many multiply-adds a step has, how long it takes in one thread, and the time
-in all threads over that in one. There is no target: this script is the reason for `devices.ONE_THREAD`.
+in all threads over that in one. There is no target: this script is the reason for `modules.ONE_THREAD`.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from _timing import interleaved
 from torch.utils.flop_counter import FlopCounterMode
 
 from uqlab import ensembles, models, training
-from uqlab.core import devices
+from uqlab.core import modules
 
 STEPS = 4
 NETWORKS = {
@@ -52,7 +52,7 @@ def compare(title, ensemble, images, labels, batch):
     """Print how long a step takes in one thread, and in all of them."""
 
     def train(limit):
-        devices.ONE_THREAD = limit
+        modules.ONE_THREAD = limit
         how = {"epochs": 1, "lr": 1e-4, "batch_size": batch, "progress": False}
         training.fit(ensemble, images[: STEPS * batch], labels[: STEPS * batch], **how)
 

@@ -145,6 +145,7 @@ WRAPS = {
     "first of a mapping": lambda z: {"out": z, "aux": z[:1]},
     "attribute": lambda z: argparse.Namespace(logits=z),
     "after a loss": lambda z: (z.sum(), z),
+    "after each sample's loss": lambda z: (z.sum(1), z),
     "beside a loss": lambda z: {"loss": z.sum(), "output": z},
 }
 
@@ -219,16 +220,15 @@ def test_inputs_of_other_kinds_are_read():
         (lambda: fit(labels=nn.functional.one_hot(Y)), "labels.argmax"),
         (lambda: fit(labels=Y[:, None]), r"labels\[:, 0\]"),
         (lambda: fit(labels=np.array(list("abc") * 4)), "numpy.unique"),
-        (lambda: fit([NoEnd()]), "make them first"),
         (lambda: fit(np.zeros((12, 8, 8, 3), np.uint8)), "/ 255"),
         (lambda: fit([X[0], X[0, :3]]), "different lengths"),
         (lambda: fit([*PAIRS]), r"zip\(\*pairs"),
         (lambda: training.predict(network(), ["one", "two"]), "network.encode"),
         (lambda: training.predict("model.pt", X), "load_weights"),
-        (lambda: training.predict(nn.Linear, X), r"make one: Linear\("),
+        (lambda: training.predict(nn.Linear, X), "of a class make one"),
         (lambda: ensembles.lora([network()], 2), "from_members"),
         (lambda: ensembles.deep(network(), 2), "lambda"),
-        (lambda: fit(ensemble=ensembles.deep(one_logit, 2)), "two outputs"),
+        (lambda: fit(ensemble=ensembles.deep(one_logit, 2)), "two classes"),
         (lambda: ensembles.laplace(flat(), X, 2), "no linear layer whose output"),
         (lambda: models.Standardize([0.5], [0.0])(X), "channel"),
         (lambda: models.Standardize([0.5], [0.2])(X), "channel"),  # rows would count

@@ -102,7 +102,7 @@ def test_settings_reach_the_part_that_knows_them():
     )
     with pytest.raises(TypeError, match="rang"):
         train("lora", net, rang=2)
-    with pytest.raises(ValueError, match='method must be "single"'):
+    with pytest.raises(ValueError, match="method must be one of 'single'"):
         train("lorra", net)
 
 

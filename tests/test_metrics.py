@@ -164,7 +164,7 @@ def test_bad_predictions_are_refused(unchecked, metric, change, error, message):
     [
         (
             lambda z, y: metrics.log_prediction(z, "median"),
-            'pool must be "probabilities" or "logits", got .median',
+            "pool must be one of .*, 'logits'; got .median",
         ),
         (lambda z, y: metrics.ece(z, y, 0), "bins must be at least 1, got 0"),
     ],

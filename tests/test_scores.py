@@ -278,7 +278,7 @@ def test_every_score_takes_implicit_ensembles_and_transformers(make):
 
 def test_errors_say_what_to_do(case):
     ensemble, _, train, y, x = case
-    with pytest.raises(ValueError, match='score must be "entropy", "mi", '):
+    with pytest.raises(ValueError, match="score must be one of 'entropy', 'mi', "):
         scores.values(["margin"], ensemble, x)
     with pytest.raises(ValueError, match=r"labels must be \[samples\] = \[40\]"):
         SCORES["knn"].fit(ensemble, train, y[:9])

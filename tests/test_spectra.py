@@ -293,7 +293,7 @@ def of_ensemble(members=2, **settings):
         (lambda: intruders(A, A / 0), "after must be finite"),
         (lambda: intruders(A, A, threshold=0.0), "threshold must be"),
         (lambda: intruders(A, A, side="top"), "side must be"),
-        (lambda: spectra.random_level(5, 6), "1 to 5, the dimension"),
+        (lambda: spectra.random_level(5, 6), "1 to 5, got"),
         (lambda: spectra.ensemble_spectra(vit()), "takes an ensemble"),
         (lambda: of_ensemble(target="mlp_9"), "matches no linear layer"),
         (lambda: of_ensemble(k=17), "k must be 1 to 16"),

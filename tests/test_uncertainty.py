@@ -8,7 +8,7 @@ import torch
 from same import near
 from torch.testing import assert_close
 
-from uqlab.core import devices
+from uqlab.core import modules
 from uqlab.uncertainty import (
     decompose,
     decompose_gaussian,
@@ -317,7 +317,7 @@ def test_chunks_do_not_show(monkeypatch, correct):
     )
     weighted = decompose(logits, weights)
     monkeypatch.setitem(
-        devices.TEMPORARY, "cpu", 4 * 3 * 10
+        modules.TEMPORARY, "cpu", 4 * 3 * 10
     )  # ten inputs at a time, and one left
     chunked = (
         decompose(logits, correct=correct),
@@ -391,7 +391,7 @@ def test_wrong_shapes_are_named(unchecked, measure, shape, message):
     ],
 )
 def test_infinite_and_nan_logits_are_located(measure, value, monkeypatch):
-    monkeypatch.setitem(devices.TEMPORARY, "cpu", 4 * 3 * 2)
+    monkeypatch.setitem(modules.TEMPORARY, "cpu", 4 * 3 * 2)
     logits = make_logits(4, 5, 3, dtype=torch.float32)
     logits[2, 3, 1] = value
     where = r"logits must be finite, .* at \[2, 3, 1\]"

@@ -25,7 +25,7 @@ from uqlab.core.checks import (
     one_of,
     representable,
 )
-from uqlab.core.devices import elements_of_temporary
+from uqlab.core.modules import elements_of_temporary
 
 GROUPS = "groups members batch classes"
 Correction = Literal["jackknife"] | None

@@ -190,8 +190,8 @@ def test_resize():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("minst",), '"mnist".* or "the path of a file'),
-        (("digits", "val"), 'split must be "train" or "test"'),
+        (("minst",), "'mnist'.*'the path of a file"),
+        (("digits", "val"), "split must be one of 'train', 'test'"),
         (("digits[0-99999999999]",), "out of 10, got '0-99999999999'"),
         (("digits[3-1]",), "classes must be like"),
         (("digits[]",), "classes must be like"),

@@ -10,7 +10,7 @@ from small_networks import EVERY, bert, moved
 from torch import nn
 
 from uqlab import ensembles, models, training
-from uqlab.core import devices
+from uqlab.core import modules
 
 
 def normalised():
@@ -32,7 +32,7 @@ def test_batch_statistics_of_the_backbone_are_frozen_too(make, monkeypatch):
     x, y = 3 + 2 * torch.randn(30, 8), torch.arange(30) % 3
     found = []
     for threads in (1, 2):
-        monkeypatch.setattr(devices, "ONE_THREAD", 0)
+        monkeypatch.setattr(modules, "ONE_THREAD", 0)
         monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
         backbone = normalised()
         before = {name: buffer.clone() for name, buffer in backbone.named_buffers()}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from uqlab import ensembles, training
-from uqlab.core import devices
+from uqlab.core import modules
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6) % 3
@@ -424,7 +424,7 @@ def test_gradients_are_those_of_separate_members(mode):
 )
 def test_noise_follows_from_the_seed(make, monkeypatch, tmp_path):
     """Whatever draws it, on any number of threads, and after an interruption."""
-    monkeypatch.setattr(devices, "ONE_THREAD", 0)
+    monkeypatch.setattr(modules, "ONE_THREAD", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -9,7 +9,7 @@ from small_networks import ALL, cnn, count, images, mlp, moved, resnet, vit
 from torch import nn
 
 from uqlab import ensembles, extraction, heads, models, training
-from uqlab.core.tensors import load_tensors, save_tensors
+from uqlab.core.modules import load_tensors, save_tensors
 
 X, Y = images(12)
 FIT = {"epochs": 1, "lr": 0.05, "batch_size": 4, "momentum": 0.9, "progress": False}
@@ -206,7 +206,7 @@ def test_what_is_absent_cut_or_of_others(tmp_path):
     whole = tensors.read_bytes()
     for at in (len(whole) - 1, len(whole) // 2, 40, whole.index(b"rank") + 8):
         tensors.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(ValueError, match="damaged or none of ours"):
+        with pytest.raises(ValueError, match="damaged or not written by uqlab"):
             ensembles.from_pretrained(tmp_path, vit())
     save_tensors(tensors, {"a": torch.ones(2)}, {"recipe": 1})
     with pytest.raises(ValueError, match="was changed"):

@@ -154,7 +154,7 @@ class Twice(nn.Module):
     ("change", "message"),
     [
         ({"budget": 13}, "budget must be 1 to 12, got 13"),
-        ({"score": "nll"}, 'score must be "acc", "ood" or "avg"'),
+        ({"score": "nll"}, "score must be one of 'acc', 'ood', 'avg'"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"precision": "float16"}, "is for GPUs"),
         ({"id_labels": labels(29)}, r"labels must be \[samples\] = \[30\]"),

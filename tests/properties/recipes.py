@@ -42,7 +42,7 @@ NO_CALLS = {
     "ensembles.place_dropout": "a step of dropout", "extraction.MaskEnsemble": "made by masks",
     "heads.FusedEnsemble": "made by fuse", "metrics.bins_of": "a step of calibration",
     "gradients.ClassWeight": "a type",
-    "heads.Circuit": "a result", "training.Workers": "made by fit", "training.State": "made by fit",
+    "heads.Circuit": "a result", "training.State": "made by fit",
     "training.fit_sharded": "tests/training/test_sharded.py", "ensembles.recorded": "a decorator",
     "runs.RunError": "an error", "runs.summary": "takes what sweep returns",
     "uncertainty.mean_divergence": "a step of decompose", "uncertainty.classes_first": "a step of decompose",

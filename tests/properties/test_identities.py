@@ -9,7 +9,7 @@ from same import near
 
 from uqlab import ensembles, metrics, training, uncertainty
 from uqlab.analysis import diversity
-from uqlab.core import devices
+from uqlab.core import modules
 
 MORE = settings(max_examples=8 * settings().max_examples)
 
@@ -72,7 +72,7 @@ def test_orders_do_not_matter(task, random):
 def test_chunks_do_not_show(task, size):
     whole = uncertainty.decompose(task[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(devices.TEMPORARY, "cpu", size)
+        patch.setitem(modules.TEMPORARY, "cpu", size)
         near_in_nats([*whole], [*uncertainty.decompose(task[0])])
 
 

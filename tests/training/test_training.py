@@ -13,7 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from uqlab import ensembles, models, training
-from uqlab.core import devices
+from uqlab.core import modules
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,10 @@ def test_ten_members_equal_four_and_six_and_ones(settings):
     assert (history.loss[-1] < history.loss[0]).all()  # it learns
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}],
-    ids=["sgd", "adam"],
-)
-def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
+def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path):
+    settings = {"optimizer": "adam", "lr": 0.01}
     one, history = trained(5, **settings)
-    monkeypatch.setattr(devices, "ONE_THREAD", 0)
+    monkeypatch.setattr(modules, "ONE_THREAD", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)  # shards of 2, 1 and 2 members
     several, sharded_history = trained(5, resume=tmp_path, **settings)
@@ -61,10 +57,7 @@ def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0])
 VARIANTS = {
-    "sgd": {},
-    "decay": {"weight_decay": 0.1},
-    "momentum": {"momentum": 0.9},
-    "both": {"momentum": 0.9, "weight_decay": 0.1},
+    "sgd": {"momentum": 0.9, "weight_decay": 0.1},
     "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1},
     "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
     "step": {"scheduler": "step", "milestones": (1,)},
@@ -72,74 +65,52 @@ VARIANTS = {
     "clip": {"max_grad_norm": 0.2},
     "class weights": {"class_weights": WEIGHTS},
     "mse": {"loss": "mse"},
-    "mse, adam": {"loss": "mse", "optimizer": "adam", "lr": 0.01},
 }
+KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def rate(settings, step, epoch):
+    if settings.get("scheduler") == "step":
+        return 1.0 if epoch < 1 else 0.1
+    if settings.get("scheduler") == "cosine":
+        later = (1 + math.cos(math.pi * (step - 3) / 7)) / 2
+        return (step + 1) / 3 if step < 3 else later
+    return 1.0
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_equals_a_plain_loop_with_torch_optim(variant, bias):
     def make():
-        return nn.Sequential(
-            nn.Linear(16, 11, bias),
-            nn.ReLU(),
-            nn.Linear(11, 7, bias),
-            nn.ReLU(),
-            nn.Linear(7, 4, bias),
-        )
+        layers = (nn.Linear(16, 11, bias), nn.ReLU(), nn.Linear(11, 7, bias), nn.ReLU())
+        return nn.Sequential(*layers, nn.Linear(7, 4, bias))
 
-    settings = {"epochs": 2, "lr": 0.1, "batch_size": 64, "seed": 5} | variant
-    mse = settings.get("loss") == "mse"
+    how = {"epochs": 2, "lr": 0.1, "batch_size": 64, "seed": 5} | variant
+    mse, weight = how.get("loss") == "mse", how.get("class_weights")
     labels = F.one_hot(LABELS, 4).float() if mse else LABELS
     ensemble = ensembles.deep(make, 2, seed=5)
     plain = [ensemble.member(m).train() for m in range(2)]
-    history = training.fit(ensemble, INPUTS, labels, progress=False, **settings)
-    kinds = {
-        "sgd": torch.optim.SGD,
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-    }
-    options = {"weight_decay": settings.get("weight_decay", 0.0)}
-    if "momentum" in settings:
-        options["momentum"] = settings["momentum"]
+    history = training.fit(ensemble, INPUTS, labels, progress=False, **how)
+    options = {k: how[k] for k in ("weight_decay", "momentum") if k in how}
     for m, net in enumerate(plain):
-        optimizer = kinds[settings.get("optimizer", "sgd")](
-            net.parameters(), settings["lr"], **options
-        )
-        step, total = 0, 0.0
+        kind = KINDS[how.get("optimizer", "sgd")]
+        optimizer = kind(net.parameters(), how["lr"], **options)
+        step = total = 0
         for epoch in range(2):
             total = 0.0
-            generator = torch.Generator().manual_seed(
-                ensembles.member_seed(5, m, "order", epoch)
-            )
-            for rows in torch.randperm(300, generator=generator).split(64):
-                factor = 1.0
-                if settings.get("scheduler") == "step":
-                    factor = 1.0 if epoch < 1 else 0.1
-                elif settings.get("scheduler") == "cosine":
-                    factor = (
-                        (step + 1) / 3
-                        if step < 3
-                        else (1 + math.cos(math.pi * (step - 3) / 7)) / 2
-                    )
-                optimizer.param_groups[0]["lr"] = factor * settings["lr"]
-                outputs = net(INPUTS[rows])
-                weight = settings.get("class_weights")
-                loss = (
-                    F.mse_loss(outputs, labels[rows])
-                    if mse
-                    else F.cross_entropy(outputs, labels[rows], weight)
-                )
+            seed = ensembles.member_seed(5, m, "order", epoch)
+            order = torch.randperm(300, generator=torch.Generator().manual_seed(seed))
+            for rows in order.split(64):
+                optimizer.param_groups[0]["lr"] = rate(how, step, epoch) * how["lr"]
+                z, y = net(INPUTS[rows]), labels[rows]
+                loss = F.mse_loss(z, y) if mse else F.cross_entropy(z, y, weight)
                 optimizer.zero_grad()
                 loss.backward()
-                if "max_grad_norm" in settings:
-                    nn.utils.clip_grad_norm_(
-                        net.parameters(), settings["max_grad_norm"]
-                    )
+                if limit := how.get("max_grad_norm"):
+                    nn.utils.clip_grad_norm_(net.parameters(), limit)
                 optimizer.step()
                 step, total = step + 1, total + loss.item() * len(rows) / 300
-        reference = torch.cat([p.flatten() for p in net.parameters()])
-        near(weights(ensemble)[m], reference)
+        near(weights(ensemble)[m], torch.cat([p.flatten() for p in net.parameters()]))
         assert history.loss[-1, m].item() == pytest.approx(total, rel=1e-4)
 
 
@@ -147,7 +118,7 @@ def test_frozen_layers_stay_as_they_are():
     other = lambda: nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))  # noqa: E731
     for make, threshold in ((small_mlp, 1e8), (small_mlp, 0), (other, 0)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(devices, "ONE_THREAD", threshold)
+            patch.setattr(modules, "ONE_THREAD", threshold)
             ensemble = ensembles.deep(make, 2)
             frozen = [next(p for p in ensemble.parameters() if p.requires_grad)]
             for p in frozen:
@@ -178,20 +149,11 @@ def test_convolutional_members_with_batchnorm():
     x, y = torch.randn(48, 1, 8, 8), torch.randint(0, 3, (48,))
 
     def run(members):
-        ensemble = ensembles.deep(
-            lambda: models.wide_resnet(10, 1, classes=3, channels=1), members
-        )
-        training.fit(
-            ensemble,
-            x,
-            y,
-            epochs=2,
-            lr=0.05,
-            batch_size=16,
-            momentum=0.9,
-            augment=training.crop_flip,
-            progress=False,
-        )
+        make = lambda: models.wide_resnet(10, 1, classes=3, channels=1)  # noqa: E731
+        ensemble = ensembles.deep(make, members)
+        how = {"epochs": 2, "lr": 0.05, "batch_size": 16, "momentum": 0.9}
+        how |= {"augment": training.crop_flip, "progress": False}
+        training.fit(ensemble, x, y, **how)
         return training.predict(ensemble, x)
 
     both, second = run(2), run(range(1, 2))
@@ -202,20 +164,14 @@ def test_convolutional_members_with_batchnorm():
 @pytest.mark.parametrize("mirrored", [True, False])
 def test_crop_flip_moves_whole_images(mirrored):
     x = torch.arange(2 * 3 * 2 * 6 * 5, dtype=torch.float32).view(2, 3, 2, 6, 5) + 1
-    out = training.crop_flip(
-        x,
-        [torch.Generator().manual_seed(m) for m in range(2)],
-        padding=2,
-        flip=mirrored,
-    )
-    for m in range(2):
-        generator = torch.Generator().manual_seed(m)
+    made = lambda: [torch.Generator().manual_seed(m) for m in range(2)]  # noqa: E731
+    out = training.crop_flip(x, made(), 2, mirrored)
+    for m, generator in enumerate(made()):
         down, right = torch.randint(5, (2, 3), generator=generator)
         flip = torch.rand(3, generator=generator) < 0.5
         for b in range(3):
-            crop = F.pad(x[m, b], (2, 2, 2, 2))[
-                :, down[b] : down[b] + 6, right[b] : right[b] + 5
-            ]
+            rows, columns = slice(down[b], down[b] + 6), slice(right[b], right[b] + 5)
+            crop = F.pad(x[m, b], (2, 2, 2, 2))[:, rows, columns]
             near(out[m, b], crop.flip(-1) if flip[b] and mirrored else crop)
 
 
@@ -243,8 +199,6 @@ ONE_NAN = INPUTS.index_fill(0, torch.tensor(1), math.nan)
         ({"labels": LABELS[:10]}, ValueError, r"\[samples\] = \[300\] .*got \[10\]"),
         ({"labels": ONE_HIGH}, ValueError, "0 to 3.*got 0 to 4"),
         ({"labels": LABELS.float()}, TypeError, "labels must be"),
-        ({"labels": LABELS > 1}, TypeError, "labels must be"),
-        ({"labels": LABELS[:, None]}, ValueError, "labels must be"),
         ({"labels": torch.randn(300, 3), "loss": "mse"}, ValueError, "mse"),
         ({"data": ONE_NAN}, ValueError, "NaN"),
         (
@@ -252,15 +206,11 @@ ONE_NAN = INPUTS.index_fill(0, torch.tensor(1), math.nan)
             FloatingPointError,
             "lower lr",
         ),
-        ({"optimizer": "lion"}, ValueError, '^optimizer must be "sgd"'),
-        ({"scheduler": "linear"}, ValueError, '^scheduler must be "constant"'),
-        ({"loss": "hinge"}, ValueError, "^loss must be .* got 'hinge'"),
-        ({"precision": "float64"}, ValueError, "^precision must be"),
+        ({"optimizer": "lion"}, ValueError, "^optimizer must be one of 'sgd'"),
         ({"scheduler": "step"}, ValueError, "needs milestones"),
         ({"warmup": -1}, ValueError, "warmup must be at least 0, got -1"),
         ({"warmup": 0.1}, TypeError, "warmup must be"),
         ({"scheduler": "step", "milestones": [0.5]}, TypeError, "milestone must be"),
-        ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
         ({"class_weights": [1.0, 1.0, 1.0, -1.0]}, ValueError, "class_weights must"),
         ({"class_weights": [1.0, 1.0, 1.0, math.nan]}, ValueError, "class_weights"),
         ({"class_weights": torch.zeros(4)}, ValueError, "class_weights must"),

@@ -42,7 +42,6 @@ from uqlab.core.modules import (
     call,
     classifier_of,
     evaluating,
-    first_of,
     given_for_logits,
     hooked,
 )
@@ -204,7 +203,7 @@ def _states(output: Any) -> list[Tensor]:
     """Return the first tensor of an output; a mapping's of transformers are states."""
     if isinstance(output, Mapping):
         output = next(iter(output.values()), None)
-    first = first_of(output)
+    first = output[0] if isinstance(output, tuple | list) else output
     return [first.float().cpu()] if isinstance(first, Tensor) else []
 
 

@@ -96,7 +96,7 @@ class LayerSpectra(NamedTuple):
                 "intruders need the weights before training: "
                 "give ensemble_spectra(before=...)"
             )
-        between("k", k, 1, self.values.shape[1], ", the k of these spectra")
+        between("k", k, 1, self.values.shape[1])
         return _intruders(self.values[:, :k], self.max_cosine[:, :k], threshold)
 
     def mean_between(self) -> Float[Tensor, "k k"]:
@@ -185,7 +185,7 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
     """
     at_least("dimension", dimension)
     vectors = dimension if vectors is None else vectors
-    between("vectors", vectors, 1, dimension, ", the dimension")
+    between("vectors", vectors, 1, dimension)
     largest, _ = integrate.quad(lambda x: 1 - stats.chi(1).cdf(x) ** vectors, 0, 12)
     return largest / float(stats.chi(dimension).mean())
 
@@ -379,7 +379,7 @@ def _checked(
             "`before` and `after` must be matrices [..., out, in] of one shape, "
             f"got {list(before.shape)} and {list(after.shape)}"
         )
-    between("k", k, 1, min(shape), f" for {list(shape)}")
+    between("k", k, 1, min(shape))
     dtype = torch.promote_types(before.dtype, after.dtype)
     dtype = torch.promote_types(dtype, torch.float32)
     before = before.detach().to(after.device, dtype)

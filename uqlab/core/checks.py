@@ -1,4 +1,4 @@
-"""Checks of what users give: errors say what was given, what to do.
+"""Checks of what users give, and readers of their data.
 
 The public functions that take a user's arrays begin with the `as_...` functions, which
 accept tensors, NumPy arrays and lists alike. Whatever else fits no signature raises
@@ -6,17 +6,15 @@ what Python or torch raise.
 """
 
 import operator
-import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
-
-from uqlab.core.reading import held
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
 Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
@@ -30,6 +28,9 @@ HINT = (
 )
 
 
+# Arrays -------------------------------------------------------------------------------
+
+
 def as_tensor(
     name: str, value: Any, axes: str = "...", *, floating: bool = True, hint: str = ""
 ) -> Tensor:
@@ -40,9 +41,9 @@ def as_tensor(
     name
         What the parameter is called, for the message.
     value
-        A tensor, returned as it is, or as int64 where torch hardly computes with it
-        (uint16); an array or nested lists of numbers, copied.
-        Integers of arrays and lists become float64 where floating numbers are wanted.
+        A tensor, returned as it is; an array or nested lists of numbers, copied.
+        Unsigned integers of 16 bits or more become int64, with which torch computes;
+        integers of arrays and lists become float64 where floating numbers are wanted.
     axes
         The names of the axes, separated by spaces; "..." takes any number of them.
     floating
@@ -53,20 +54,18 @@ def as_tensor(
     Raises
     ------
     TypeError
-        If it holds no real numbers: text, objects, complex or sparse tensors, the
-        device "meta"; for a Dataset or a loader, of which nothing is read.
+        If it holds no real numbers, or rows of different lengths: text, objects,
+        complex or sparse tensors, the device "meta"; for a Dataset or a loader, of
+        which nothing is read.
     ValueError
-        For rows of different lengths, and for another number of axes.
+        For another number of axes.
     """
     wanted = f"[{', '.join(axes.split())}]"
     if not isinstance(value, Tensor):
         todo = f"{name} must be a tensor, an array or lists of numbers {wanted}"
         value = _copied(value, floating, todo)
     if value.layout is not torch.strided or value.is_meta:
-        raise TypeError(
-            f"{name} must hold its numbers, got a {value.layout} tensor "
-            f"on {value.device}"
-        )
+        raise TypeError(f"{name} must hold its numbers; load them, or use .to_dense()")
     if value.dtype in (torch.uint16, torch.uint32, torch.uint64):
         value = value.long()
     if value.is_complex() or (floating and not value.is_floating_point()):
@@ -79,56 +78,25 @@ def as_tensor(
 
 
 def _copied(value: Any, floating: bool, todo: str) -> Tensor:
-    """Return an array or lists as a tensor; the messages begin with `todo`."""
-    _no_stream(value, todo)
+    """Return an array or lists as a tensor; the message begins with `todo`."""
     try:
         if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
             return torch.stack([*value]).detach()  # on any device
-        array = np.asarray(value)
-    except (ValueError, RuntimeError) as error:
-        pairs = isinstance(value, list | tuple) and isinstance(value[0], tuple)
-        more = "; of pairs (x, y): x, y = zip(*pairs)" if pairs else ""
-        raise ValueError(f"{todo}, got rows of different lengths{more}") from error
-    if np.ma.is_masked(value):
-        raise ValueError(f"{todo}, got masked values; drop or fill them")
-    if array.dtype.kind not in "fiub":
+        unread = isinstance(value, Dataset) or np.ma.is_masked(value)
+        array = np.asarray(None if unread else value)
+        kind = array.dtype.kind
+        if kind not in "fiub":
+            raise TypeError("no numbers")
+        double = floating and kind != "f"
+        native = np.float64 if double else array.dtype.newbyteorder("=")
+        return torch.tensor(array.astype(native))
+    except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
-            f"{todo}, got {type(value).__name__} of {array.dtype}; use .astype(float), "
-            "of texts the ids of network.encode(texts) or a tokenizer, of labels "
-            "numpy.unique(labels, return_inverse=True)[1]"
-        )
-    if floating and array.dtype.kind != "f":
-        return torch.tensor(array.astype(np.float64))
-    if array.dtype.kind == "u" and array.itemsize > 1:  # torch computes with few
-        array = array.astype(np.int64)
-    return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
-
-
-def _no_stream(value: Any, todo: str) -> None:
-    """Raise TypeError for a Dataset, a loader, or whatever must be read item by item.
-
-    The same for a list of them. Nothing is read of it: NumPy would, without an end
-    where there is none.
-    """
-    if isinstance(value, list | tuple) and value:
-        return _no_stream(value[0], todo)
-    array = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
-    other = isinstance(value, Sequence | Mapping | Set)
-    if array or (other and not isinstance(value, Dataset)):
-        return
-    if hasattr(value, "toarray"):  # sparse, of SciPy
-        how = "x = data.toarray()"
-    elif hasattr(value, "with_format"):  # of Hugging Face
-        how = 'rows = data.with_format("torch")[:]\n    x, y = rows["x"], rows["label"]'
-    elif hasattr(value, "__iter__") or hasattr(value, "__getitem__"):
-        loader = "data" if hasattr(value, "batch_size") else "DataLoader(data, 100)"
-        how = (
-            "from itertools import islice; from torch.utils.data import DataLoader\n"
-            f"    x, y = map(torch.cat, zip(*islice({loader}, 1000)))  # 1,000 batches"
-        )
-    else:
-        return
-    raise TypeError(f"{todo}, got {type(value).__name__}; make them first:\n    {how}")
+            f"{todo}, got {type(value).__name__} ({error}); of different lengths pad "
+            "them, of objects use .astype(float), of masked arrays .filled(), of pairs "
+            "(x, y) x, y = zip(*pairs), of texts the ids of network.encode(texts) or a "
+            "tokenizer, of labels numpy.unique(labels, return_inverse=True)[1]"
+        ) from error
 
 
 def as_logits(
@@ -140,38 +108,34 @@ def as_logits(
     logits that are empty, of another number of classes, not finite, or probabilities.
     """
     logits = as_tensor("logits", logits, axes, hint=hint)
-    if 0 in logits.shape:
+    if logits.numel() == 0:
         raise ValueError(f"logits must not be empty, got {list(logits.shape)}")
     if logits.ndim == 0 or (logits.shape[-1] == 1) != sigmoid:
-        need, todo = "two classes or more", "from a sigmoid's z use cat([0 * z, z], -1)"
-        if sigmoid:
-            need, todo = "one class", 'of several labels use outputs="multilabel"'
-        raise ValueError(f"logits need {need}, got {list(logits.shape)}; {todo}")
+        need = "one class" if sigmoid else "two classes or more"
+        raise ValueError(
+            f"logits need {need}, got {list(logits.shape)}; from a sigmoid's z use "
+            'cat([0 * z, z], -1), of several labels outputs="multilabel", in fit '
+            'loss="binary_cross_entropy"'
+        )
     finite("logits", logits)
-    if not sigmoid:
-        no_probabilities(logits)
+    if not sigmoid and _probabilities(logits.detach()):
+        raise ValueError(
+            "logits must not be probabilities, got rows that sum to 1; give their "
+            "logarithm, or leave out the softmax"
+        )
     return logits
 
 
-def no_probabilities(logits: Tensor) -> None:
-    """Raise ValueError for rows that sum to 1, whose softmax would be too uncertain.
+def _probabilities(p: Tensor) -> bool:
+    """Whether rows sum to 1, also rounded to two digits; their softmax would be flat.
 
-    Rows of zeros and ones pass: examples have such logits.
+    Zeros and ones alone may be logits, as in examples.
     """
-    logits = logits.detach()
-    for z in (logits[(0,) * (logits.ndim - 1)], logits):  # all only if the first row is
-        p = z.double()
-        slack = max(1e-3, torch.finfo(z.dtype).eps)
-        if ((100 * p).round() - 100 * p).abs().max() < 1e-4:  # of two digits
-            slack = min(0.25, 0.005 * p.shape[-1] + 1e-6)
-        if not (p.min() >= 0 and ((p.sum(-1) - 1).abs() < slack).all()):
-            return
-    if ((p == 0) | (p == 1)).all():
-        return
-    raise ValueError(
-        "logits must not be probabilities, got rows that sum to 1; give their "
-        "logarithm, or leave out the softmax"
-    )
+    if p.min() < 0:
+        return False
+    slack = min(0.25, 0.005 * p.shape[-1])
+    sums = p.sum(-1, dtype=torch.float64)
+    return bool(((sums - 1).abs() <= slack).all() and not ((p == 0) | (p == 1)).all())
 
 
 def as_labels(
@@ -183,12 +147,12 @@ def as_labels(
     outside 0 to classes - 1. A place without a label is IGNORED.
     """
     labels = as_tensor("labels", labels, floating=False)
-    if labels.shape != (samples, *places):
-        columns = "; of columns take labels[:, 0], one-hot labels.argmax(1)"
-        more = ", ...], of outputs [samples, classes, ..." if places else ""
+    wanted, got = [samples, *places], list(labels.shape)
+    if got != wanted:
         raise ValueError(
-            f"labels must be [samples{more}] = {[samples, *places]} like the inputs, "
-            f"got {list(labels.shape)}{columns if labels.ndim == 2 else ''}"
+            f"labels must be [samples] = {wanted} like the inputs (of dense outputs "
+            f"[samples, ...]), got {got}; of columns take "
+            "labels[:, 0], one-hot labels.argmax(1)"
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(
@@ -197,27 +161,14 @@ def as_labels(
         )
     counted = labels[labels != IGNORED] if places else labels
     if classes is not None and len(counted):
-        _within_classes(int(counted.min()), int(counted.max()), classes)
+        low, high = counted.min().item(), counted.max().item()
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"labels must be 0 to {classes - 1}, one for each of {classes} outputs,"
+                f" got {low} to {high}; counted from 1: labels - 1; leave out what has "
+                "no label: keep = labels >= 0"
+            )
     return labels.to(torch.int64)
-
-
-def _within_classes(low: int, high: int, classes: int) -> None:
-    if low >= 0 and high < classes:
-        return
-    todo = ""
-    if classes == 1:
-        todo = (
-            "; a classifier of two classes has two outputs, or in fit one with "
-            'loss="binary_cross_entropy"'
-        )
-    elif low == 1 and high == classes:
-        todo = "; counted from 1: labels - 1"
-    elif low in (-1, -100):  # a missing label, here and in torch
-        todo = "; leave out what has no label: keep = labels >= 0"
-    raise ValueError(
-        f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, got "
-        f"{low} to {high}{todo}"
-    )
 
 
 def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> Tensor:
@@ -227,54 +178,41 @@ def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> 
     none, and for NaN or infinite ones.
     """
     scores = as_tensor(name, scores, "samples", floating=False)
-    if len(scores) == 0 or len(scores) != (samples or len(scores)):
-        raise ValueError(
-            f"{name} must be [samples] = [{samples or 'one or more'}], "
-            f"got {list(scores.shape)}"
-        )
+    if len(scores) != (samples or max(1, len(scores))):
+        wanted = samples or "one or more"
+        raise ValueError(f"{name} must be [samples] = [{wanted}], got {len(scores)}")
     finite(name, scores)
     return scores.detach()
 
 
-def as_inputs(inputs: Any) -> Any:
+def as_inputs(inputs: Any, *, read: bool = True, by_name: bool = True) -> Any:
     """Return a network's inputs: a tensor [samples, ...], or tensors by name.
 
-    A dataset or a loader is read once, whole; labels are left out.
+    A dataset or a loader is read once, whole; labels are left out. Inputs that have no
+    labels any more are not to be `read`: two are no pair.
 
     Raises what `as_tensor` raises, and ValueError unless they are finite and every
-    tensor holds the same number of samples, at least one.
+    tensor holds the same number of samples, at least one; TypeError for tensors by name
+    unless these are taken.
     """
-    return inputs_alone(held(inputs)[0])
-
-
-def inputs_alone(inputs: Any) -> Any:
-    """Return inputs as `as_inputs`, of what has no labels: two are no pair."""
-    if isinstance(inputs, Mapping):
-        inputs = {k: as_tensor(k, t, floating=False) for k, t in inputs.items()}
-        tensors = list(inputs.values())
-    else:
-        inputs = as_tensor("inputs", inputs, floating=False)
-        tensors = [inputs]
-    counts = {len(t) if t.ndim else 0 for t in tensors}
+    found = held(inputs)[0] if read else inputs
+    named = isinstance(found, Mapping)
+    if named and not by_name:
+        raise TypeError(
+            "inputs must be one tensor [samples, ...], got tensors by name "
+            f"({', '.join(found)}); give a network that takes one"
+        )
+    given = found if named else {"inputs": found}
+    tensors = {name: as_tensor(name, t, floating=False) for name, t in given.items()}
+    counts = {len(t) if t.ndim else 0 for t in tensors.values()}
     if len(counts) != 1 or 0 in counts:
         raise ValueError(
             "inputs must have the same number of samples, at least one, "
             f"got {sorted(counts)} samples"
         )
-    for t in tensors:
+    for t in tensors.values():
         finite("inputs", t)
-    return inputs
-
-
-def as_one(inputs: Any) -> Tensor:
-    """Return inputs [samples, ...] as `as_inputs`; TypeError for tensors by name."""
-    inputs = as_inputs(inputs)
-    if not isinstance(inputs, Tensor):
-        raise TypeError(
-            "inputs must be one tensor [samples, ...], got tensors by name "
-            f"({', '.join(inputs)}); give a network that takes one"
-        )
-    return inputs
+    return tensors if named else tensors["inputs"]
 
 
 def first_tensor(inputs: Inputs) -> Tensor:
@@ -287,32 +225,43 @@ def count(inputs: Inputs) -> int:
     return len(first_tensor(inputs))
 
 
-def a_network(model: Any, user: str, what: str = "a torch module") -> None:
-    """Raise TypeError unless `model` is a torch module, as `user` wants."""
-    todo = ""
-    if isinstance(model, torch.jit.ScriptModule):
-        todo = "; give the module that it was made of"
-    elif isinstance(model, nn.Module):
-        if any(map(nn.parameter.is_lazy, model.parameters())):
-            raise TypeError(f"{user}: call the lazy network once, to give it weights")
-        return
-    elif isinstance(model, str | os.PathLike | Mapping):
-        todo = "; build the network and put weights into it: models.load_weights"
-    elif isinstance(model, list | tuple):
-        todo = "; of several make ensembles.from_members"
-    elif isinstance(model, type) and issubclass(model, nn.Module):
-        todo = f"; make one: {model.__name__}(...)"
-    kind = "a class" if isinstance(model, type) else type(model).__name__
-    raise TypeError(f"{user} takes {what}, got {kind}{todo}")
+def finite(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for NaN or an infinite value, with the first one's place."""
+    if not _all_finite(tensor):
+        first = (~tensor.isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"{name} must be finite, got NaN or an infinite value at {first}; "
+            "clean them first"
+        )
 
 
-def one_network(model: Any, user: str) -> None:
+def representable(name: str, result: Tensor) -> None:
+    """Raise ValueError for results that are too large for their precision."""
+    if not _all_finite(result):
+        raise ValueError(
+            f"some {name} are too large for {result.dtype}; use float64 or scale them"
+        )
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor an infinite value."""
+    if not tensor.is_floating_point() or tensor.detach().sum().isfinite():
+        return True  # one pass, and no memory
+    return bool(tensor.isfinite().all())  # a sum may also be too large
+
+
+# Networks and settings ----------------------------------------------------------------
+
+
+def one_network(model: Any, user: str, *, or_ensemble: bool = False) -> None:
     """Raise TypeError unless `model` is one torch module, as `user` wants."""
-    a_network(model, user, "one torch module")
-    if hasattr(model, "member_ids"):
+    ensemble = hasattr(model, "member_ids") and not or_ensemble
+    if ensemble or not isinstance(model, nn.Module):
+        kind = "a class" if isinstance(model, type) else type(model).__name__
         raise TypeError(
-            f"{user} takes one torch module, got {type(model).__name__}; take one of "
-            "its networks: ensemble.member(0)"
+            f"{user} takes one torch module, got {kind}; of a class make one, of "
+            "weights build the network and use models.load_weights, of several "
+            "networks use ensembles.from_members, of an ensemble ensemble.member(0)"
         )
 
 
@@ -327,27 +276,15 @@ def one_ensemble(ensemble: Any, user: str) -> None:
 
 def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
     """Raise ValueError unless `value` is among the accepted ones."""
-    if not any(type(value) is type(other) and value == other for other in accepted):
-        *others, last = (f'"{a}"' if isinstance(a, str) else str(a) for a in accepted)
-        raise ValueError(
-            f"{name} must be {', '.join(others)}{' or ' if others else ''}{last}, "
-            f"got {value!r}"
-        )
-
-
-def several(name: str, value: Any, such: str = "a list") -> list[Any]:
-    """Return the items of `value`; TypeError for one thing, where `such` is wanted."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be several, such as {such}, got one {kind}")
-    return list(value)
+    if value not in list(accepted):
+        wanted = ", ".join(map(repr, accepted))
+        raise ValueError(f"{name} must be one of {wanted}; got {value!r}")
 
 
 def pattern_of(target: Target) -> str:
     """Return the regular expression of a target: itself, or of names that end so."""
     if not isinstance(target, str):
-        names = several("target", target, '["q_proj", "v_proj"]')
-        return rf"(^|\.)({'|'.join(map(re.escape, names))})$"
+        return rf"(^|\.)({'|'.join(map(re.escape, target))})$"
     try:
         re.compile(target)
     except re.error as error:
@@ -374,20 +311,17 @@ def at_least(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
-def between(name: str, value: Any, low: int, high: int, more: str = "") -> None:
-    """Raise ValueError unless a number is `low` to `high`; `more` explains these."""
+def between(name: str, value: Any, low: int, high: int) -> None:
+    """Raise ValueError unless a number is `low` to `high`."""
     if not low <= value <= high:
-        raise ValueError(f"{name} must be {low} to {high}{more}, got {value}")
+        raise ValueError(f"{name} must be {low} to {high}, got {value}")
 
 
 def within(name: str, value: Any, interval: str) -> None:
     """Raise unless a number lies in an interval like "(0, 1]" or "[0, inf)"."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} must be a number in {interval}, got {value!r}")
     low, high = map(float, interval[1:-1].split(","))
-    above = value > low or (value == low and interval[0] == "[")
-    below = value < high or (value == high and interval[-1] == "]")
-    if not (above and below):
+    at_end = (value == low and "[" in interval) or (value == high and "]" in interval)
+    if not (low < value < high or at_end):
         raise ValueError(f"{name} must be in {interval}, got {value}")
 
 
@@ -396,26 +330,89 @@ def positive(name: str, value: Any) -> None:
     within(name, value, "(0, inf)")
 
 
-def all_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor an infinite value."""
-    if not tensor.is_floating_point() or tensor.detach().sum().isfinite():
-        return True  # one pass, and no memory
-    return bool(tensor.isfinite().all())  # a sum may also be too large
+# Data ---------------------------------------------------------------------------------
 
 
-def finite(name: str, tensor: Tensor) -> None:
-    """Raise ValueError for NaN or an infinite value, with the first one's place."""
-    if not all_finite(tensor):
-        first = (~tensor.isfinite()).nonzero()[0].tolist()
+def parted(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and labels of a batch; None in place of labels that it has not."""
+    if isinstance(batch, Mapping):
+        inputs = {**batch}
+        name = "labels" if "labels" in inputs else "label"  # as of Hugging Face
+        return inputs, inputs.pop(name, None)
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if len(batch) > 2:
         raise ValueError(
-            f"{name} must be finite, got NaN or an infinite value at {first}; "
-            "clean them first"
+            f"a batch must be (inputs, labels), or a mapping, got {len(batch)} parts: "
+            "several inputs go by name, with labels among them"
         )
+    inputs, labels, *_ = *batch, None
+    return inputs, labels
 
 
-def representable(name: str, result: Tensor) -> None:
-    """Raise ValueError for results that are too large for their precision."""
-    if not all_finite(result):
+def opened(data: Any, labels: Any = None) -> Any:
+    """Return (inputs, labels) of what is in memory, and datasets and loaders."""
+    if hasattr(data, "with_format"):  # of Hugging Face
+        data = data.with_format("torch")
+    array = hasattr(data, "__array__") or hasattr(data, "toarray")
+    in_memory = array or isinstance(data, Sequence | Mapping | Set)
+    stream = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    if isinstance(data, Dataset) or (stream and not in_memory):
+        if labels is None:
+            return data
         raise ValueError(
-            f"some {name} are too large for {result.dtype}; use float64 or scale them"
+            f"labels come with the samples of a {type(data).__name__}, as (inputs, "
+            "labels) or by name; give labels with tensors alone"
         )
+    pair = isinstance(data, tuple) and len(data) == 2 and labels is None
+    inputs, own = parted(data) if pair or isinstance(data, Mapping) else (data, None)
+    return inputs, own if labels is None else labels
+
+
+def read_batches(data: Any, batch_size: int = 1024) -> Iterator[tuple[Any, Any]]:
+    """Yield inputs and labels, or None, batch by batch; what is in memory is one batch.
+
+    Of a loader the size of batches is its own.
+    """
+    found, batch = opened(data), None
+    if isinstance(found, tuple):
+        found = [found]
+    elif hasattr(found, "__getitem__") or isinstance(found, IterableDataset):
+        found = DataLoader(found, batch_size)
+    for batch in found:
+        yield parted(batch)
+    if batch is None:
+        raise ValueError("data yields nothing; give at least one sample")
+
+
+def held(data: Any, labels: Any = None) -> tuple[Any, Any]:
+    """Return inputs and labels in memory; a dataset or a loader is read once, whole.
+
+    Raises
+    ------
+    TypeError
+        For what does not know how much it holds, and may have no end.
+    ValueError
+        For what yields nothing.
+    """
+    found = opened(data, labels)
+    if isinstance(found, tuple):
+        return found
+    try:
+        len(found)
+    except TypeError as error:
+        raise TypeError(
+            f"inputs must be data that end, got {type(found).__name__}, which has no "
+            "length; take a part of it: itertools.islice(batches, 1000)"
+        ) from error
+    inputs, labels = zip(*read_batches(found), strict=True)
+    return _joined(inputs), None if labels[0] is None else _joined(labels)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Return batches as one."""
+    if isinstance(parts[0], Mapping):
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    if isinstance(parts[0], Tensor):
+        return torch.cat([*parts])
+    return list(chain.from_iterable(parts))  # texts

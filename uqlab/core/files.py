@@ -1,11 +1,11 @@
 """Files that appear whole or not at all, and fingerprints of what a result needs."""
 
 import contextlib
-import functools
 import hashlib
 import inspect
 import json
 import os
+import types
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +15,6 @@ from typing import Any
 StrPath = str | os.PathLike  # what names a file
 Values = dict[str, Any]  # by name: parameters, or an object of JSON
 
-LEAVES = str, bytes, int, float, complex, range, slice, type(None)  # `repr` says all
 # The variable that names the folder of finished trainings; empty: none is kept.
 TRAININGS = "UQLAB_CACHE"
 
@@ -51,10 +50,7 @@ def write(path: StrPath, text: str) -> None:
 def read_json(path: Path) -> Values:
     """Read a JSON object; an absent or broken file is an empty one."""
     with suppress(OSError, ValueError, RecursionError):
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text)
-        if r"\ud" in text.lower():  # half a surrogate pair could not be written again
-            json.dumps(content, ensure_ascii=False).encode()
+        content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict):
             return content
     return {}
@@ -81,11 +77,11 @@ def fingerprint(*things: Any) -> str:
     """Return one SHA-256 of all things given.
 
     Tensors and arrays count with shape, type and every value, modules with how they
-    are built and their state, classes with their name, functions with their source and
+    are built and their state, classes with their name, functions with their code and
     what they are made with (defaults, values from outside but lists, sets and mappings,
-    in which functions note things), tables as text, numbers and texts with their
-    `repr`, and other objects with what pickle would keep. The items of lists, tuples
-    and mappings count in their order; a list equals a tuple.
+    in which functions note things), numbers and texts with their `repr`, and other
+    objects with what pickle would keep. The items of lists, tuples and mappings count
+    in their order; a list equals a tuple.
     """
     digest = hashlib.sha256()
     for thing in things:
@@ -100,24 +96,24 @@ def _parts(thing: Any, inside: tuple[Any, ...] = ()) -> Iterator[Any]:
         thing = type(thing)
     inside = (*inside, thing)
     if isinstance(thing, type):
-        yield _said(f"{thing.__module__}.{thing.__qualname__}")
+        yield _ended(f"{thing.__module__}.{thing.__qualname__}")
     elif hasattr(thing, "state_dict"):
         yield from _parts([built(thing), dict(thing.state_dict())], inside)
     elif hasattr(thing, "detach") or hasattr(thing, "tobytes"):
         yield from _numbers(thing)
     elif isinstance(thing, Mapping):
-        yield _said(f"{{{len(thing)}}}")
+        yield _ended(f"{{{len(thing)}}}")
         for name, value in thing.items():
-            yield _said(repr(name))
+            yield _ended(repr(name))
             yield from _parts(value, inside)
     elif isinstance(thing, list | tuple):
-        yield _said(f"[{len(thing)}]")
+        yield _ended(f"[{len(thing)}]")
         for value in thing:
             yield from _parts(value, inside)
-    elif (made := _made_of(thing)) is not thing:
-        yield from _parts(made, inside)
+    elif (reduced := _reduced(thing)) is not None:
+        yield from _parts(reduced, inside)
     else:
-        yield _said(repr(thing))
+        yield _ended(repr(thing))
 
 
 def _numbers(thing: Any) -> Iterator[Any]:
@@ -125,62 +121,46 @@ def _numbers(thing: Any) -> Iterator[Any]:
     if hasattr(thing, "detach"):
         import torch  # importing this module stays cheap
 
-        sparse = thing.layout != torch.strided
         tensor = thing.detach().cpu()
-        tensor = (tensor.to_dense() if sparse else tensor).contiguous()
-        yield _said(f"{list(tensor.shape)} {tensor.dtype}")
-        yield tensor.flatten().view(torch.uint8).numpy().data
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
+        yield _ended(f"{list(tensor.shape)} {tensor.dtype}")
+        yield tensor.contiguous().flatten().view(torch.uint8).numpy().data
         return
     shape, kind = getattr(thing, "shape", ()), getattr(thing, "dtype", type(thing))
-    yield _said(f"{list(shape)} {kind}")
-    objects = getattr(kind, "hasobject", False)  # whose bytes are places in memory
-    yield _said(repr(thing.tolist())) if objects else thing.tobytes()
+    yield _ended(f"{list(shape)} {kind}")
+    yield thing.tobytes()
 
 
-def _made_of(thing: Any) -> Any:
-    """Return what tells a thing from others whose `repr` is the same, or is a place."""
-    if hasattr(thing, "to_csv"):  # pandas
-        return thing.to_csv()
-    if isinstance(thing, functools.partial):
-        return [thing.func, thing.args, thing.keywords]
-    if inspect.ismethod(thing):
-        return [thing.__self__, thing.__func__]
-    if inspect.isfunction(thing):
-        outside = inspect.getclosurevars(thing).nonlocals.items()
-        outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
-        code = thing.__code__  # of lambdas in one line the source is the same
-        consts = [c for c in code.co_consts if not hasattr(c, "co_code")]
-        is_lambda = code.co_name == "<lambda>"
-        alone = [code.co_code, code.co_names, consts] if is_lambda else []
-        made = [_source(thing), alone, thing.__defaults__, thing.__kwdefaults__]
-        return [*made, *outside]
-    if inspect.isroutine(thing):
-        return thing.__qualname__
+def _reduced(thing: Any) -> list[Any] | None:
+    """Return what an object is made of; None where its `repr` says all."""
+    if isinstance(thing, str | bytes | int | float | complex | types.NoneType):
+        return None
     if isinstance(thing, set | frozenset):
         return sorted(map(repr, thing))
-    if isinstance(thing, LEAVES):
-        return thing
-    return [_source(type(thing)) if callable(thing) else "", *_reduced(thing)]
-
-
-def _reduced(thing: Any) -> list[Any]:
-    """Return what pickle would keep of an object; else its type."""
+    if isinstance(thing, types.FunctionType | types.MethodType | types.CodeType):
+        return _code(thing)
     try:
         kept = thing.__reduce_ex__(2)
     except Exception:  # a lock, a pattern: whatever cannot be pickled
         plain = type(thing).__repr__ is object.__repr__  # which has its place in memory
         return [type(thing), "" if plain else repr(thing)]
+    methods = filter(inspect.isfunction, vars(type(thing)).values())
+    code = list(methods) if callable(thing) else []
     if isinstance(kept, str):
         return [type(thing), kept]
-    return [type(thing), *kept[1:3], *map(list, filter(None, kept[3:5]))]
+    return [type(thing), code, *kept[1:3], *map(list, filter(None, kept[3:5]))]
 
 
-def _source(code: Any) -> str:
-    """Return the source of a function or a class; its name where none is kept."""
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):  # typed in where no file or cell keeps it
-        return code.__qualname__
+def _code(thing: Any) -> list[Any]:
+    """Return what a function or a method computes."""
+    if inspect.ismethod(thing):
+        return [thing.__self__, thing.__func__]
+    if inspect.iscode(thing):
+        return [thing.co_code, thing.co_names, thing.co_consts]
+    outside = inspect.getclosurevars(thing).nonlocals.items()
+    outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
+    return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, *outside]
 
 
 def built(module: Any) -> list[Any]:
@@ -193,10 +173,10 @@ def built(module: Any) -> list[Any]:
     for part in one.modules():
         if type(part).__module__.split(".")[0] not in ("torch", "uqlab"):
             seen = {k: v for k, v in vars(part).items() if k[0] != "_"}
-            own.append([_source(type(part).forward), seen | {"training": None}])
+            own.append([type(part).forward, seen | {"training": None}])
     return [repr(one), getattr(module, "recipe", None), frozen, own]
 
 
-def _said(text: str) -> bytes:
+def _ended(text: str) -> bytes:
     """Return a text with an end: 1, 23 is not 12, 3."""
     return f"{text}\0".encode()

@@ -1,30 +1,40 @@
-"""Ways to look at a network and to copy it that leave the network as it was."""
+"""Networks looked at, copied and saved without a change; devices and precision."""
 
 import contextlib
 import copy
+import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from torch.utils.hooks import RemovableHandle
 
-from uqlab.core.checks import Inputs, at_least, count, representable
+from uqlab.core.checks import Inputs, at_least, count, one_of, representable
+from uqlab.core.files import StrPath, Values, existing, fingerprint, writing
+
+# Multiply-adds of the outputs in a training step: below, one thread beats shards in
+# several, for perceptrons, convolutional networks and transformers alike.
+ONE_THREAD = 1e8
+# Elements of a temporary: 2 MiB of float32 stay in a core's cache; a GPU pays for
+# launches.
+TEMPORARY = {"cpu": 2**19, "cuda": 2**25}
+
+
+# Networks -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Keep the model in evaluation mode inside the block, then restore every mode."""
     modes = {module: module.training for module in model.modules()}
-    if any(p.is_meta for p in model.parameters()):
-        raise ValueError(
-            f"{type(model).__name__} must hold its numbers, got weights on meta; "
-            "load them first"
-        )
     try:
         model.eval()
         yield
@@ -43,17 +53,6 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
         for handle in handles:
             stack.callback(handle.remove)
         yield
-
-
-def sharing_copy(model: Any, replaced: Mapping[nn.Module, Any] | None = None) -> Any:
-    """Return a copy that shares all parameters and buffers.
-
-    In it `replaced[module]` stands in the place of each `module`.
-    """
-    tensors = (*model.parameters(), *model.buffers())
-    memo = {id(tensor): tensor for tensor in tensors}
-    memo |= {id(old): new for old, new in (replaced or {}).items()}
-    return copy.deepcopy(model, memo)  # deepcopy takes what `memo` already holds
 
 
 def frozen(model: Any) -> Any:
@@ -79,11 +78,6 @@ def layers_of(network: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
     return [module for module in network.modules() if isinstance(module, kinds)]
 
 
-def first_of(output: Any) -> Any:
-    """Return a module's output, or the first one if it returns several."""
-    return output[0] if isinstance(output, tuple | list) else output
-
-
 def logits_of(output: Any) -> Any:
     """Return the logits of a network's output.
 
@@ -101,10 +95,9 @@ def logits_of(output: Any) -> Any:
     tensors = [t for t in several if isinstance(t, Tensor)]
     rows = [t for t in tensors if t.ndim > 1] or tensors
     if not rows or (names and len(rows) > 1):
-        kinds = ", ".join(names or [type(each).__name__ for each in several])
         raise TypeError(
             'a network must return logits, or have them as "logits" or as the first of '
-            f"its outputs with rows, got {type(output).__name__} of {kinds}"
+            f"its outputs with rows, got {type(output).__name__} of {', '.join(names)}"
         )
     return rows[0]
 
@@ -154,35 +147,21 @@ _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLOPS: Any = flop_registry | {_ATTENTION: _attention_flops}
 
 
-def like_parameters(model: nn.Module, inputs: Inputs) -> Any:
-    """Return `inputs` on the model's device, floating ones in its precision.
+def like_parameters(model: nn.Module, inputs: Inputs, rows: slice = slice(None)) -> Any:
+    """Return `inputs`, or some rows, on the model's device and in its precision.
 
-    Raises ValueError for those that are too large for it.
+    Raises ValueError for floating inputs that are too large for it.
     """
     p = next(model.parameters(), torch.empty(0))
 
     def like(t):
-        converted = t.to(p.device, p.dtype if t.is_floating_point() else None)
+        given = t[rows]
+        converted = given.to(p.device, p.dtype if t.is_floating_point() else None)
         if converted.dtype != t.dtype:
             representable("inputs", converted)
         return converted
 
     return map_tensors(like, inputs)
-
-
-def take(model: nn.Module, inputs: Inputs, rows: slice) -> Any:
-    """Return some of the inputs as a network takes them.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The network, whose device and precision they get.
-    inputs
-        A tensor [samples, ...], or tensors by name.
-    rows : slice
-        Which of the samples.
-    """
-    return like_parameters(model, rows_of(inputs, rows))
 
 
 def batches(
@@ -202,7 +181,7 @@ def batches(
     at_least("batch_size", batch_size)
     for low in range(0, count(inputs), batch_size):
         rows = slice(low, low + batch_size)
-        yield rows, take(model, inputs, rows)
+        yield rows, like_parameters(model, inputs, rows)
 
 
 def aliases(network: nn.Module) -> dict[str, list[str]]:
@@ -252,7 +231,8 @@ def classifier_of(network: nn.Module, inputs: Inputs) -> str:
     modules = network.named_modules()
     linear = {name: part for name, part in modules if isinstance(part, nn.Linear)}
     with evaluating(network):
-        found = given_for_logits(network, linear, take(network, inputs, slice(2)))
+        two = like_parameters(network, inputs, slice(2))
+        found = given_for_logits(network, linear, two)
     if len(found) != 1:
         raise ValueError(
             f"{type(network).__name__} calls no linear layer whose output is the logits"
@@ -326,3 +306,130 @@ def _near(logits: list[Tensor], noise: list[Tensor]) -> Tensor:
     gaps = torch.cdist(z, others, p=math.inf)
     # What a log_softmax rounds, in the network's precision.
     return gaps <= 4 * torch.finfo(noise[0].dtype).eps * z.abs().max()
+
+
+# Devices ------------------------------------------------------------------------------
+
+
+def elements_of_temporary(device: torch.device) -> int:
+    """Return the number of elements that a temporary should have on a device."""
+    return TEMPORARY.get(device.type, TEMPORARY["cuda"])
+
+
+def device(name: str = "auto") -> torch.device:
+    """Return the torch device of that name; "auto" is the GPU if there is one.
+
+    "mps", the GPU of a Mac, has no float64 and is taken by its name alone. Raises
+    ValueError for a device that cannot compute here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+        return torch.device(name)
+    except (AssertionError, RuntimeError) as error:  # the first: no CUDA in this build
+        raise ValueError(
+            'device must be "auto", "cpu", on a Mac "mps", or with a GPU and a CUDA '
+            f'build of torch "cuda" or one like "cuda:1", got {name!r}'
+        ) from error
+
+
+@contextlib.contextmanager
+def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
+    """Compute products inside the block in "float32", "bfloat16" or "float16".
+
+    Weights, sums and the optimiser stay float32.
+    On a GPU it is autocast; a CPU has no float16. A CPU with matrix units for bfloat16
+    (AMX) rounds the factors of a product to it. On other CPUs it was measured to be up
+    to twice as slow: they use float32, with a warning.
+    """
+    one_of("precision", precision, ("float32", "bfloat16", "float16"))
+    if precision == "float32":
+        yield
+    elif where.type != "cpu":
+        with torch.autocast(where.type, getattr(torch, precision)):
+            yield
+    elif precision == "float16":
+        raise ValueError(
+            'precision="float16" is for GPUs; on a CPU take "bfloat16" or "float32"'
+        )
+    elif torch.cpu.get_capabilities().get("amx_bf16", False):
+        backend: Any = torch.backends.mkldnn
+        before = backend.matmul.fp32_precision, backend.conv.fp32_precision
+        backend.matmul.fp32_precision = backend.conv.fp32_precision = "bf16"
+        try:
+            yield
+        finally:
+            backend.matmul.fp32_precision, backend.conv.fp32_precision = before
+    else:
+        warnings.warn(
+            "this CPU has no bfloat16 matrix units: products stay float32 (faster)",
+            stacklevel=5,
+        )
+        yield
+
+
+# Files of tensors ---------------------------------------------------------------------
+
+
+def save_tensors(
+    path: StrPath, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
+) -> None:
+    """Write tensors and a header to a .safetensors file, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        The file; missing folders are made.
+    tensors
+        By name. They may share memory; each is written in full.
+    header
+        What JSON can hold; "sha256" is taken for the checksum.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be written; what `path` held before stays.
+    TypeError
+        If a value is not a tensor.
+    """
+    copies = {
+        name: torch.as_tensor(t).detach().to("cpu", copy=True).contiguous()
+        for name, t in tensors.items()
+    }
+    text = json.dumps({**header, "sha256": _checksum(copies, header)})
+    with writing(path) as temporary:
+        try:
+            save_file(copies, temporary, {"uqlab": text})
+        except SafetensorError as error:  # a full disk
+            raise OSError(f"{path} cannot be written: {error}; make room") from error
+
+
+def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], Values]:
+    """Read the tensors and the header that `save_tensors` wrote.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        For a file that `save_tensors` did not write, or that was changed since.
+    """
+    path = existing(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["uqlab"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if header.pop("sha256") != _checksum(tensors, header):
+            raise ValueError("its checksum is wrong")
+    except (SafetensorError, KeyError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged or not written by uqlab ({error}); copy it anew"
+        ) from error
+    return tensors, header
+
+
+def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """Return a fingerprint of what a file holds."""
+    ordered = dict(sorted(tensors.items()))
+    return fingerprint(ordered, json.dumps(header, sort_keys=True))

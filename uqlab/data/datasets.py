@@ -13,10 +13,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from uqlab.core.checks import ArrayLike, as_labels, as_one, at_least, one_of
+from uqlab.core.checks import ArrayLike, as_inputs, as_labels, at_least, held, one_of
 from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
-from uqlab.core.reading import held
 from uqlab.data.embedded import EMBEDDED
 from uqlab.data.images import IMAGES
 from uqlab.data.readers import FILES, Items, fetch
@@ -160,7 +159,7 @@ def read(source: Any, labels: ArrayLike | None = None, name: str = "data") -> Da
     if isinstance(source, Dataset):
         return source
     inputs, labels = held(source, labels)
-    x = as_one(inputs)
+    x = as_inputs(inputs, by_name=False)
     y = as_labels([-1] * len(x) if labels is None else labels, len(x))
     return Dataset(x, y, name, "test", (*map(str, range(int(y.max()) + 1)),))
 

@@ -13,7 +13,7 @@ from torch import nn
 from uqlab import __version__, models
 from uqlab.core.checks import one_of
 from uqlab.core.files import StrPath, existing, fingerprint, read_json, write
-from uqlab.core.tensors import load_tensors, save_tensors
+from uqlab.core.modules import load_tensors, save_tensors
 from uqlab.ensembles.base import Ensemble, SeparateEnsemble
 from uqlab.ensembles.deep import plain_tensors
 from uqlab.ensembles.functional import GENERATOR, tensor_of

@@ -16,15 +16,15 @@ from tqdm.auto import tqdm
 
 from uqlab.core.checks import (
     InputsLike,
+    as_inputs,
     as_labels,
-    as_one,
     at_least,
+    held,
     one_network,
     positive,
     within,
 )
 from uqlab.core.modules import like_parameters, trainable
-from uqlab.core.reading import held
 from uqlab.ensembles import (
     Ensemble,
     Scaled,
@@ -392,7 +392,7 @@ def _data(
 ) -> tuple[Tensor, Tensor]:
     """Return inputs, and labels of two classes or more, on the ensemble's device."""
     inputs, labels = held(inputs, labels)
-    x = like_parameters(ensemble, as_one(inputs))
+    x = like_parameters(ensemble, as_inputs(inputs, by_name=False))
     with torch.no_grad():
         classes = ensemble(x[:1]).shape[-1]
     y = as_labels(labels, len(x), classes).to(x.device)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from uqlab.core.checks import at_least, one_network
-from uqlab.core.modules import hooked, layers_of, logits_of, sharing_copy
+from uqlab.core.modules import hooked, layers_of, logits_of
 from uqlab.ensembles import MeanGradient, OneNetwork, recorded
 
 _NO_AVERAGE = "does not average over its whole map"
@@ -73,8 +73,15 @@ def tiles(
     name = _find_pool(model, modules) if pool is None else pool
     grid = _token_grid(model, name) if isinstance(modules[name], nn.LayerNorm) else None
     positions = _Positions(modules[name], name, grid)
-    network = sharing_copy(model, {modules[name]: positions})
+    network = _sharing_copy(model, (modules[name], positions))
     return TiledEnsemble(network, size, head is None, range(size * size))
+
+
+def _sharing_copy(model: Any, *replaced: Any) -> Any:
+    """Return a copy that shares all tensors; in each pair the second replaces one."""
+    shared = [(t, t) for t in (*model.parameters(), *model.buffers())]
+    memo = {id(old): new for old, new in [*shared, *replaced]}
+    return copy.deepcopy(model, memo)  # deepcopy takes what `memo` already holds
 
 
 class TiledEnsemble(OneNetwork):
@@ -115,7 +122,7 @@ class TiledEnsemble(OneNetwork):
         return _OneTile(self.shard(slice(index, index + 1)))
 
     def shard(self, rows: slice) -> "TiledEnsemble":
-        network = sharing_copy(self.network)
+        network = _sharing_copy(self.network)
         shard = TiledEnsemble(network, self.size, self.linear, self.member_ids[rows])
         shard.checked, shard.source = self.checked, self.source
         return shard.with_recipe(self.recipe)
@@ -200,7 +207,7 @@ class _Positions(nn.Module):
 
     def __init__(self, pool: nn.Module, name: str, grid: tuple[int, int] | None):
         super().__init__()
-        self.pool = sharing_copy(pool)
+        self.pool = _sharing_copy(pool)
         self.name = name
         self.grid = grid
         self.sides = (1, 1)  # of the map in the last pass

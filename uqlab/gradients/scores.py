@@ -55,10 +55,10 @@ from uqlab.core.modules import (
     given_for_logits,
     hooked,
     layers_of,
+    like_parameters,
     logits_of,
     map_tensors,
     rows_of,
-    take,
 )
 
 Tensors = dict[str, Tensor]
@@ -450,7 +450,7 @@ def gradient_norms(
     within("sigma", sigma, "[0, inf)")
     results, noise = [], (perturbations, sigma, seed)
     with _ready(model, inputs) as (network, x):
-        some = _copies(take(network, x, slice(2)), *noise)
+        some = _copies(like_parameters(network, x, slice(2)), *noise)
         gradients = _SampleGradients(network, some, layers, norm)
         for _, batch in batches(network, x, gradients.batch_size):
             results.append(gradients.norms(_copies(batch, *noise)))

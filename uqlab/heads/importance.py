@@ -20,12 +20,19 @@ from uqlab.core.checks import (
     at_least,
     between,
     count,
+    held,
     one_of,
     representable,
 )
-from uqlab.core.devices import arithmetic
-from uqlab.core.modules import Inputs, batches, call, first_of, frozen, logits_of, take
-from uqlab.core.reading import held
+from uqlab.core.modules import (
+    Inputs,
+    arithmetic,
+    batches,
+    call,
+    frozen,
+    like_parameters,
+    logits_of,
+)
 from uqlab.ensembles import member_generators
 from uqlab.heads.pruning import (
     Head,
@@ -86,7 +93,7 @@ def _check_labels(model: nn.Module, inputs: Inputs, labels: Any) -> Tensor:
         Classes [samples].
     """
     with torch.no_grad():
-        classes = _classify(model, take(model, inputs, slice(1))).shape[1]
+        classes = _classify(model, like_parameters(model, inputs, slice(1))).shape[1]
     labels = as_labels(labels, count(inputs), classes)
     return labels.to(next(model.parameters()).device)
 
@@ -251,7 +258,7 @@ def sample_heads(
     ----------
     Gabetni et al. 2025, B.5: 48 of the first 100.
     """
-    between("remove", remove, 0, len(ranking), ", the length of the ranking")
+    between("remove", remove, 0, len(ranking))
     drawn = []
     ids = range(at_least("members", members))
     for generator in member_generators(seed, ids, "pruned heads"):
@@ -406,7 +413,7 @@ def _predictor(model: nn.Module, batch_size: int, precision: str) -> Iterator[Ca
 
     def predict(removed, heads, inputs):
         def job(low):
-            batch = take(model, inputs, slice(low, low + batch_size))
+            batch = like_parameters(model, inputs, slice(low, low + batch_size))
             network = networks.get()
             try:
                 logits = network.logits(batch, removed, heads)
@@ -450,8 +457,9 @@ class _CachedForward:
 
 
 def _copied(output: Any) -> Any:
-    states = first_of(output).clone()
-    return (states, *output[1:]) if isinstance(output, tuple) else states
+    if isinstance(output, tuple | list):
+        return (output[0].clone(), *output[1:])
+    return output.clone()
 
 
 class _CachedNetwork:

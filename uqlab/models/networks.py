@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, several
+from uqlab.core.checks import at_least
 from uqlab.core.extras import extra
 from uqlab.core.modules import layers_of
 from uqlab.models.checkpoints import plain_logits
@@ -47,7 +47,7 @@ def mlp(
     >>> sum(p.numel() for p in mlp(784).parameters())
     52650
     """
-    sizes = [in_features, *several("widths", widths, "(64, 32)")]
+    sizes = [in_features, *widths]
     layers = [nn.Flatten()]
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]

@@ -55,7 +55,7 @@ def cached(
         return make()
     import torch
 
-    from uqlab.core.tensors import load_tensors, save_tensors
+    from uqlab.core.modules import load_tensors, save_tensors
 
     key = fingerprint(name, depends_on, torch.__version__, commit())
     path = Path(folder, f"{key}.safetensors")

@@ -10,7 +10,7 @@ from uqlab.core.files import read_json
 PROBE = """import sys
 import joblib, numpy, torch, transformers, uqlab
 from uqlab import data, models
-from uqlab.core import devices
+from uqlab.core import modules
 from uqlab.runs import execution, parameters
 pages = parameters.all_notebooks()
 print("uqlab     ", uqlab.__version__, "in", uqlab.__path__[0])
@@ -22,7 +22,7 @@ print("trainings ", execution.environment()["UQLAB_CACHE"] or "none is kept")
 print("data      ", *data.fetched()[:1], *(data.fetched()[1] or ["nothing fetched"]))
 models.embedded()(data.load("mnist-mini").inputs[:1])
 print("embedded   data and network work; lessons need no download")
-place = devices.device()
+place = modules.device()
 gpu = place.type == "cuda" and torch.cuda.get_device_name()
 print("device    ", gpu or "CPU, no GPU", "beside", joblib.cpu_count(), "cores")
 """

@@ -20,11 +20,17 @@ from torch.special import entr
 from torch.utils._pytree import tree_map
 
 from uqlab import metrics, training, uncertainty
-from uqlab.core.checks import as_labels, as_scores, as_tensor, by_name, one_of
+from uqlab.core.checks import (
+    as_labels,
+    as_scores,
+    as_tensor,
+    by_name,
+    one_of,
+    read_batches,
+)
 from uqlab.core.extras import extra
 from uqlab.core.files import StrPath, writing
 from uqlab.core.modules import trainable
-from uqlab.core.reading import read_batches
 
 if TYPE_CHECKING:
     from pandas import DataFrame

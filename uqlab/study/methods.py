@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, extraction, heads, models, training
-from uqlab.core.checks import ArrayLike, InputsLike, as_one, as_tensor, one_of
+from uqlab.core.checks import ArrayLike, InputsLike, as_inputs, as_tensor, held, one_of
 from uqlab.core.modules import trainable
-from uqlab.core.reading import held
 from uqlab.ensembles import Ensemble
 
 # Settings of training.fit for 300 images of MNIST and `models.embedded()`; the learning
@@ -77,7 +76,7 @@ def train(
     """
     one_of("method", name, METHODS)
     inputs, labels = held(inputs, labels)
-    x = as_one(inputs)
+    x = as_inputs(inputs, by_name=False)
     models.check_classifier(backbone, x)
     method = METHODS[name]
     of_fit = inspect.signature(training.fit).parameters

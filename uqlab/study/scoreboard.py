@@ -20,7 +20,7 @@ from torch import nn
 from torch.special import entr
 
 from uqlab import ensembles, metrics, training, uncertainty
-from uqlab.core.checks import as_inputs, by_name, one_of, several
+from uqlab.core.checks import as_inputs, by_name, one_of
 from uqlab.core.modules import evaluating, like_parameters
 from uqlab.data import read
 from uqlab.study import methods as recipes
@@ -113,7 +113,7 @@ def _trained(backbone, train, methods, seeds, settings, method_kwargs):
     """Yield the first columns of each row, and its ensemble."""
     names = _checked(methods, recipes.METHODS, "method")
     found = False
-    for name, seed in product(names, several("seeds", seeds)):
+    for name, seed in product(names, seeds):
         how = settings | dict(method_kwargs.get(name, {}))
         data = train.inputs, train.labels
         started = time.perf_counter()
@@ -134,7 +134,7 @@ def _trained(backbone, train, methods, seeds, settings, method_kwargs):
 
 def _checked(names, known, what):
     """Return the names as a list, all known ones for None."""
-    names = list(known) if names is None else several(f"{what}s", names)
+    names = list(known) if names is None else list(names)
     for name in names:
         one_of(what, name, known)
     return names

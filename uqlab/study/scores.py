@@ -30,11 +30,11 @@ from uqlab.core.checks import (
     as_labels,
     count,
     first_tensor,
+    held,
     one_network,
     one_of,
 )
 from uqlab.core.modules import evaluating, rows_of
-from uqlab.core.reading import held
 from uqlab.ensembles import Ensemble
 from uqlab.metrics import log_prediction
 

@@ -1,23 +1,23 @@
-"""What `fit` and `predict` read: tensors, datasets, loaders; and their batches."""
+"""What `fit` and `predict` read: tensors, datasets, loaders; their batches; crops."""
 
+import functools
 import itertools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from uqlab.core.checks import at_least, count, first_tensor, inputs_alone
+from uqlab.core.checks import as_inputs, at_least, count, first_tensor, parted
 from uqlab.core.modules import like_parameters, map_tensors, rows_of
-from uqlab.core.reading import has_rows, loader, parted
 from uqlab.ensembles import GENERATOR, member_seed
 
 
 def as_given(model: Any, inputs: Any) -> Any:
     """Return inputs, checked, as a network takes them."""
-    x = inputs_alone(inputs)
+    x = as_inputs(inputs, read=False)
     if isinstance(x, Tensor) and x.dtype == torch.uint8:
         raise ValueError(
             "inputs are uint8; give images as floating point in [0, 1]: "
@@ -29,8 +29,8 @@ def as_given(model: Any, inputs: Any) -> Any:
 class Tensors:
     """Samples in memory, on the ensemble's device."""
 
-    def __init__(self, ensemble, inputs, labels):
-        self.inputs, self.labels = as_given(ensemble, inputs), labels
+    def __init__(self, task, inputs, labels):
+        self.inputs, self.labels = as_given(task.ensemble, inputs), labels
         self.samples = count(self.inputs)
         self.two = rows_of(self.inputs, slice(2))
 
@@ -41,22 +41,16 @@ class Tensors:
         self.about = {"inputs": self.inputs, "labels": self.labels}
 
     def epoch(self, _, orders, __):
-        """Yield inputs and labels [members, batch, ...] of rows [members, batch].
-
-        Inputs lie in the same memory in every step: fresh memory would cost as much as
-        filling it.
-        """
-        memory: dict[int, Tensor] = {}
-
-        def of(t, rows):
-            out = memory.setdefault(id(t), t.new_empty(0))
-            out.resize_(0)  # it keeps its bytes, and grows to what is drawn
-            flat = torch.index_select(t, 0, rows.flatten(), out=out)
-            return flat.unflatten(0, rows.shape)
-
+        """Yield inputs and labels [members, batch, ...] of rows [members, batch]."""
         for order in orders:
             rows = order.to(self.labels.device)
-            yield map_tensors(partial(of, rows=rows), self.inputs), self.labels[rows]
+            of_rows = functools.partial(_taken, rows=rows)
+            yield map_tensors(of_rows, self.inputs), self.labels[rows]
+
+
+def _taken(t, rows):
+    """Return rows [members, batch] of a tensor, faster than t[rows]."""
+    return t.index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
 class Loaded:
@@ -66,18 +60,19 @@ class Loaded:
     read once for all members.
     """
 
-    def __init__(self, ensemble, data, num_workers, seed, batch_size, drop_last):
-        self.ensemble, self.seed, self.num_workers = ensemble, seed, num_workers
-        self.data, self.samples, self.begun = data, None, None
-        if has_rows(data):
-            self.samples = len(data)
-            at_least("samples of data", self.samples)
+    def __init__(self, task, data):
+        self.task, self.samples, self.begun = task, None, None
+        self.data: Any = data
+        self.how = {"num_workers": task.num_workers}
+        if isinstance(data, IterableDataset):
+            more = {"batch_size": task.batch_size, "drop_last": task.drop_last}
+            self.data = DataLoader(data, **self.how, **more)
+        elif hasattr(data, "__getitem__"):
+            self.samples = at_least("samples of data", len(data))
             few = default_collate([data[i] for i in range(min(2, self.samples))])
-        else:
-            how = {"batch_size": batch_size, "drop_last": drop_last}
-            self.data = loader(data, num_workers=num_workers, **how)
-            few, _ = self.begun = self._begin(0, self.data)
-        self.two = rows_of(as_given(ensemble, parted(few)[0]), slice(2))
+        if not self.samples:
+            self.begun = few, _ = self._begin(0, self.data)
+        self.two = rows_of(as_given(task.ensemble, parted(few)[0]), slice(2))
         size = getattr(self.data, "batch_size", None)
         self.about = {"data": [type(self.data), self.samples, size]}
 
@@ -90,13 +85,13 @@ class Loaded:
 
         What is drawn for it, as by a loader that shuffles, follows from (seed, epoch).
         """
-        seed = member_seed(self.seed, 0, "order", epoch)
-        batch_sampler = getattr(batches, "batch_sampler", None)
-        parts = [batches, batch_sampler, getattr(batch_sampler, "sampler", None)]
+        seed = member_seed(self.task.seed, 0, "order", epoch)
+        sampler = getattr(batches, "batch_sampler", None)
+        parts = [batches, sampler, getattr(sampler, "sampler", None)]
         parts += [getattr(batches, name, None) for name in ("sampler", "dataset")]
         with GENERATOR, torch.random.fork_rng([]):
             for part in parts:
-                if callable(getattr(part, "set_epoch", None)):
+                if hasattr(part, "set_epoch"):
                     part.set_epoch(epoch)  # of distributed samplers, of streams
                 if isinstance(getattr(part, "generator", None), torch.Generator):
                     part.generator.manual_seed(seed)
@@ -114,15 +109,43 @@ class Loaded:
         batches = self.data
         if self.samples:
             rows: Any = (order.flatten().tolist() for order in orders)
-            workers = self.num_workers
-            batches = DataLoader(self.data, batch_sampler=rows, num_workers=workers)
+            batches = DataLoader(self.data, batch_sampler=rows, **self.how)
         else:
             members = 1
         begun, self.begun = self.begun, None
         first, others = begun if begun and not number else self._begin(number, batches)
-        each = partial(torch.unflatten, dim=0, sizes=(members, -1))
+        each = functools.partial(torch.unflatten, dim=0, sizes=(members, -1))
         for batch in itertools.chain([first], others):
             inputs, labels = parted(batch)
-            x = as_given(self.ensemble, inputs)
+            x = as_given(self.task.ensemble, inputs)
             y = self.labels_of(labels, count(x)).to(first_tensor(x).device)
             yield map_tensors(each, x), each(y)
+
+
+def crop_flip(
+    x: Tensor, generators: list[torch.Generator], padding: int = 4, flip: bool = True
+) -> Tensor:
+    """Return random crops of the zero-padded images; every second is mirrored.
+
+    Parameters
+    ----------
+    x
+        Images [members, batch, channels, height, width].
+    generators
+        One a member.
+    padding
+        Pixels on each side.
+    flip
+        Whether images are mirrored, each with probability one half.
+    """
+    _, batch, _, height, width = x.shape
+    size = (2, batch, 1)
+    corners = [torch.randint(2 * padding + 1, size, generator=g) for g in generators]
+    down, right = torch.stack(corners, 1).to(x.device)  # [members, batch, 1] each
+    draws = [torch.rand(batch, 1, generator=g) for g in generators]
+    mirrored = torch.stack(draws).to(x.device) < 0.5 * flip
+    rows = down + torch.arange(height, device=x.device)
+    columns = right + torch.arange(width, device=x.device)
+    columns = torch.where(mirrored, columns.flip(-1), columns)
+    cropped = F.pad(x, (padding,) * 4).take_along_dim(rows[:, :, None, :, None], 3)
+    return cropped.take_along_dim(columns[:, :, None, None], 4)

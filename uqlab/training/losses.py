@@ -13,9 +13,9 @@ from uqlab.core.checks import (
     IGNORED,
     Inputs,
     as_labels,
+    as_logits,
     as_tensor,
     finite,
-    no_probabilities,
     one_of,
 )
 from uqlab.core.modules import evaluating, rows_of
@@ -64,14 +64,7 @@ def cross_entropy(
     return values.sum(1) / shares.masked_fill(shares == 0, 1)
 
 
-def binary_cross_entropy(logits, labels):
-    """Return every member's mean loss of sigmoids, in nats."""
-    labels = labels.reshape(logits.shape)
-    values = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-    return values.flatten(1).mean(1)
-
-
-def gaussian_nll(outputs: Tensor, targets: Tensor, beta: float = 0.0) -> Tensor:
+def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return every member's mean negative log-likelihood under its normal laws.
 
     In nats, without the constant log(2 pi) / 2, as in torch.
@@ -83,21 +76,10 @@ def gaussian_nll(outputs: Tensor, targets: Tensor, beta: float = 0.0) -> Tensor:
         their k variances.
     targets
         [members, batch, ..., k], or of k = 1 without the last axis.
-    beta
-        The power of the variance, held fixed, that weights each term: 0 is the
-        likelihood, 1 gives means the gradient of a squared error. Seitzer et al. 2022
-        recommend 0.5.
-
-    References
-    ----------
-    Seitzer et al., "On the pitfalls of heteroscedastic uncertainty estimation with
-    probabilistic neural networks", 2022.
     """
     mean, log_variance = _halves(outputs)
     error = mean - targets.reshape(mean.shape)
     values = (log_variance + error.square() * (-log_variance).exp()) / 2
-    if beta:
-        values = values * (beta * log_variance.detach()).exp()
     return values.flatten(1).mean(1)
 
 
@@ -119,15 +101,30 @@ def member_mean(logits: Tensor, labels: Int[Tensor, "*members batch"]) -> Tensor
     return cross_entropy(logits, labels.expand(logits.shape[:2])).sum()
 
 
-def mean_square(outputs, targets):
-    """Return every member's mean squared error."""
+def _halves(outputs):
+    """Return means and log-variances; ValueError where one is without the other."""
+    if outputs.shape[-1] % 2:
+        raise ValueError(
+            "gaussian_nll needs k means and k log-variances on the last axis, "
+            f"got outputs {list(outputs.shape)}"
+        )
+    return outputs.chunk(2, -1)
+
+
+def _binary_cross_entropy(logits, labels):
+    labels = labels.reshape(logits.shape)
+    values = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    return values.flatten(1).mean(1)
+
+
+def _mean_square(outputs, targets):
     return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
 
 
 # What is learned from values like the outputs, by name.
 OF_VALUES: dict[Any, Loss] = {
-    "mse": mean_square,
-    "binary_cross_entropy": binary_cross_entropy,
+    "mse": _mean_square,
+    "binary_cross_entropy": _binary_cross_entropy,
     "gaussian_nll": gaussian_nll,
 }
 
@@ -151,39 +148,15 @@ def targets(
         if loss == "gaussian_nll":
             outputs, _ = _halves(outputs)
         return OF_VALUES[loss], functools.partial(_values, loss, outputs)
-    classes, *places = outputs.shape[1:] or [1]
-    if classes == 1:
-        raise ValueError(
-            'loss="cross_entropy" needs two outputs or more, on axis 1 as in torch, got'
-            ' one; of one logit take loss="binary_cross_entropy"'
-        )
-    no_probabilities(outputs.movedim(1, -1))
+    as_logits(outputs.movedim(1, -1) if outputs.ndim > 1 else outputs, "...")
+    classes, *places = outputs.shape[1:]
     check = functools.partial(as_labels, classes=classes, places=places)
     if class_weights is None:
         return cross_entropy, check
-    weights = _weights(class_weights).to(outputs)
+    weights = as_tensor("class_weights", class_weights, "classes").to(outputs)
+    if not (weights.min() >= 0 and weights.sum() > 0):
+        raise ValueError("class_weights must be finite, not negative, not all zero")
     return functools.partial(cross_entropy, class_weights=weights), check
-
-
-def _weights(class_weights):
-    """Return the classes' weights, checked."""
-    weights = as_tensor("class_weights", class_weights, "classes")
-    if weights.min() < 0 or not weights.sum() > 0:
-        raise ValueError(
-            "class_weights must be finite, not negative and not all zero, got "
-            f"{weights.tolist()}"
-        )
-    return weights
-
-
-def _as_many(labels, samples):
-    """Return labels of any kind, checked."""
-    y = as_tensor("labels", labels, floating=False).detach()
-    if y.shape[:1] != (samples,):
-        raise ValueError(
-            f"labels must be as many as the inputs, {samples}, got {list(y.shape)}"
-        )
-    return y
 
 
 def _of_members(loss, outputs, labels):
@@ -198,25 +171,22 @@ def _of_members(loss, outputs, labels):
     return values
 
 
-def _halves(outputs):
-    """Return means and log-variances; ValueError where one is without the other."""
-    if outputs.shape[-1] % 2:
-        raise ValueError(
-            "gaussian_nll needs k means and k log-variances on the last axis, "
-            f"got outputs {list(outputs.shape)}"
-        )
-    return outputs.chunk(2, -1)
+def _as_many(labels, samples):
+    """Return labels of any kind, checked."""
+    y = as_tensor("labels", labels, floating=False).detach()
+    if y.shape[:1] != (samples,):
+        raise ValueError(f"labels must be {samples}, as inputs, got {list(y.shape)}")
+    return y
 
 
 def _values(loss, outputs, labels, samples):
     """Return targets that are no classes, checked."""
     y = _as_many(labels, samples)
     finite("labels", y)
-    outside = loss == "binary_cross_entropy" and bool(((y < 0) | (y > 1)).any())
-    if outside or y[0].numel() != outputs.numel():
-        kind = "labels from 0 to 1" if outside else "labels"
+    binary = loss == "binary_cross_entropy"
+    if y[0].numel() != outputs.numel() or (binary and (y.min() < 0 or y.max() > 1)):
         raise ValueError(
-            f'loss="{loss}" needs {kind}, {list(outputs.shape[1:])} a sample, '
-            f"got {list(y.shape)} {y.dtype}"
+            f'loss="{loss}" needs labels {list(outputs.shape[1:])} a sample, of '
+            f"binary_cross_entropy from 0 to 1; got {list(y.shape)}"
         )
     return y.to(outputs.dtype)

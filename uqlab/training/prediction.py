@@ -8,10 +8,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import a_network, at_least, count, inputs_alone
-from uqlab.core.devices import arithmetic
-from uqlab.core.modules import call, evaluating, logits_of, rows_of
-from uqlab.core.reading import opened, read_batches
+from uqlab.core.checks import as_inputs, at_least, count, one_network, read_batches
+from uqlab.core.modules import arithmetic, call, evaluating, logits_of, rows_of
 from uqlab.ensembles import Ensemble
 from uqlab.training.batches import as_given
 
@@ -54,33 +52,22 @@ def predict(
         Logits [members, samples, classes], float32 on the CPU; or what `reduce`
         returns, of all samples.
     """
-    a_network(ensemble, "predict", "an ensemble or a torch module")
+    one_network(ensemble, "predict", or_ensemble=True)
     at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
-    held = isinstance(opened(data), tuple)
-    axis = 0 if reduce else 1
-    kept: list = []
+    samples, kept = 0, []
     bar = tqdm(desc="predict", unit="input", disable=not progress, leave=False)
     with bar, evaluating(ensemble), arithmetic(precision, where):
         for inputs, _ in read_batches(data, batch_size):
-            x = inputs_alone(inputs)
-            bar.total = count(x) if held else None
-            for z in _answers(ensemble, x, batch_size):
-                kept.append(_reduced(z, reduce) if reduce else z.cpu())
+            for z in _answers(ensemble, as_inputs(inputs, read=False), batch_size):
+                kept.append(tree_map(Tensor.cpu, reduce(z) if reduce else z))
+                samples += z.shape[1]
                 bar.update(z.shape[1])
-    return tree_map(lambda *parts: torch.cat(parts, axis), *kept)
-
-
-def _reduced(z, reduce):
-    """Return on the CPU what is kept of the logits of some inputs."""
-    kept = tree_map(Tensor.cpu, reduce(z))
-    shapes = [t.shape for t in tree_leaves(kept)]
-    if any(shape[:1] != z.shape[1:2] for shape in shapes):
-        raise ValueError(
-            f"reduce must return tensors [samples, ...] = [{z.shape[1]}, ...], "
-            f"got {[list(shape) for shape in shapes]}"
-        )
-    return kept
+    axis = 0 if reduce else 1
+    found = tree_map(lambda *parts: torch.cat(parts, axis), *kept)
+    if any(t.shape[axis] != samples for t in tree_leaves(found)):
+        raise ValueError(f"reduce must return tensors [samples, ...] of {samples}")
+    return found
 
 
 def _answers(ensemble, x, batch_size):

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 from uqlab.core.checks import ArrayLike, at_least
 from uqlab.core.files import StrPath
 from uqlab.ensembles import GENERATOR, Ensemble, concatenate, member_range
-from uqlab.training.checkpoints import NAME, read
-from uqlab.training.loop import fit
+from uqlab.training.loop import NAME, Checkpoint, fit
 
 
 def fit_sharded(
@@ -97,7 +96,7 @@ def _shards(make_ensemble, ids, count):
 
 def _read(shard, where):
     """Return a shard's ensemble with the weights that its training left in a folder."""
-    shard.ensemble.cpu().load_state_dict(read(where / NAME)["weights"])
+    shard.ensemble.cpu().load_state_dict(Checkpoint.read(where / NAME)["weights"])
     return shard.ensemble
 
 
