@@ -43,38 +43,27 @@ class Claim:
     other_runs: bool = False
     seeds: list[int] | None = None
 
-    @property
-    def result(self) -> str:
-        """Say "clear", "narrow", "unsettled", "fails" or "algebra": see `claims`."""
-        if not self.holds:
-            return "fails"
-        if self.algebra:
-            return "algebra"
-        if self.seeds is None:
-            return "holds"
-        missed = self.seeds[1] - self.seeds[0]
-        return ("clear", "narrow", "unsettled")[min(missed, 2)]
+    def row(self) -> tuple[str, ...]:
+        """Return the sentence, the result, other seeds, margin and paper as text.
 
-    @property
-    def in_seeds(self) -> str:
-        """Say in how many other seeds the sentence holds, or that it needs none."""
+        What the result says stands in the docstring of `claims`.
+        """
+        result, seeds, margin, paper = "holds", NOTHING, NOTHING, NOTHING
+        if self.seeds:
+            held, count = self.seeds
+            seeds = f"{held} of {count}"
+            result = ("clear", "narrow", "unsettled")[min(count - held, 2)]
         if self.other_runs:
-            return "other runs"
-        return f"{self.seeds[0]} of {self.seeds[1]}" if self.seeds else NOTHING
-
-    @property
-    def in_units(self) -> str:
-        """Return the margin and how it is measured."""
-        if self.margin is None:
-            return NOTHING
-        return f"{self.margin:.3f}" + (f" ({self.unit})" if self.unit else "")
-
-    @property
-    def in_paper(self) -> str:
-        """Say whether the sentence holds in the paper, and where."""
-        if not self.paper:
-            return NOTHING
-        return f"{'yes' if self.paper['holds'] else 'no'} ({self.paper['text']})"
+            seeds = "other runs"
+        if not self.holds:
+            result = "fails"
+        elif self.algebra:
+            result = "algebra"
+        if self.margin is not None:
+            margin = f"{self.margin:.3f}" + (f" ({self.unit})" if self.unit else "")
+        if self.paper:
+            paper = f"{'yes' if self.paper['holds'] else 'no'} ({self.paper['text']})"
+        return self.sentence, result, seeds, margin, paper
 
 
 @dataclass
@@ -84,31 +73,16 @@ class Record:
     numbers: Values = field(default_factory=dict)
     tables: dict[str, Values] = field(default_factory=dict)
     figures: dict[str, Values] = field(default_factory=dict)
-    claims: dict[str, Claim] = field(default_factory=dict)
+    claims: dict[str, Any] = field(default_factory=dict)  # a Claim each
     device: str | None = None
-
-    @classmethod
-    def from_json(cls, content: Values) -> "Record":
-        """Make a record of what results.json holds; what is absent is empty."""
-        content = {
-            name: value
-            for name, value in known(cls, content).items()
-            if isinstance(value, dict) or name == "device"
-        }
-        claims = content.get("claims", {})
-        content["claims"] = {
-            name: Claim(**known(Claim, claims[name])) for name in claims
-        }
-        return cls(**content)
 
     @classmethod
     def read(cls, folder: StrPath) -> "Record":
         """Read results.json of a folder; an absent or broken file is empty."""
-        return cls.from_json(read_json(Path(folder, "results.json")))
-
-    def claims_held(self) -> list[bool]:
-        """Return whether each claim that could fail holds."""
-        return [claim.holds for claim in self.claims.values() if not claim.algebra]
+        record = cls(**known(cls, read_json(Path(folder, "results.json"))))
+        claims = record.claims.items()
+        record.claims = {name: Claim(**known(Claim, made)) for name, made in claims}
+        return record
 
 
 def known(kind: type, content: Values) -> Values:
@@ -176,26 +150,17 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
         The value is not data.
     """
     output_dir()
-    pandas = sys.modules.get("pandas")
+    pandas, kind = sys.modules.get("pandas"), "numbers"
+    data = value
     if pandas and isinstance(value, pandas.DataFrame | pandas.Series):
-        data = plain(name, _split(pandas.DataFrame(value)), allow_nan)
-        kind = "tables"
-    else:
-        data = plain(name, value, allow_nan)
-        kind = "numbers"
+        frame, kind = pandas.DataFrame(value), "tables"
+        data = frame.astype(object).where(frame.notna(), None).to_dict("split")
+    data = plain(name, data, allow_nan)
     _record.numbers.pop(name, None)
     _record.tables.pop(name, None)
     getattr(_record, kind)[name] = data
     _save()
     return value
-
-
-def _split(frame: "DataFrame") -> Values:
-    """Return a table's index, columns and data, and the names of its index."""
-    table = frame.astype(object).where(frame.notna(), None).to_dict("split")
-    if any(frame.index.names):
-        table["index_names"] = [str(name or "") for name in frame.index.names]
-    return table
 
 
 def claim(
@@ -248,8 +213,7 @@ def claim(
     if not isinstance(margin, int | float | None) or isinstance(margin, bool):
         raise TypeError(f"claim {name}: the margin is {margin!r}, not a number")
     if paper is not None and not hasattr(paper, "_asdict"):
-        example = "published.kirsch.table_2.says(dataset, rule)"
-        raise TypeError(f"claim {name}: paper is {paper!r}; look it up, {example}")
+        raise TypeError(f"claim {name}: paper is {paper!r}; see uqlab.study.published")
     output_dir()
     if _record.claims.get(name, Claim(sentence)).sentence != sentence:
         raise ValueError(
@@ -288,11 +252,11 @@ def claims() -> "DataFrame":
     sentences = _in_rows([r for r in texts if Path(r["run_notebook"]).stem == page])
     rows = []
     for name, claim in _record.claims.items():
+        *found, paper = claim.row()
         held, sentence = long.get(name, (NOTHING, claim.sentence))
         if sentence != claim.sentence:
             held += f": “{sentence}”"
-        found = (claim.sentence, claim.result, claim.in_seeds, claim.in_units, held)
-        rows.append((*found, sentences.get(name, NOTHING), claim.in_paper))
+        rows.append((*found, held, sentences.get(name, NOTHING), paper))
     names = ["claim", "this run", "other seeds", "margin", "`real` run", "sentences"]
     frame = pandas.DataFrame(rows, columns=[*names, "paper"]).set_index("claim")
     told = ["other seeds", "`real` run", "sentences"]
@@ -308,10 +272,8 @@ def committed(name: str, form: str = ".3f") -> str:
     values = [float(row[name]) for row in rows if row.get(name)]
     if not values:
         return NOTHING
-    mean = f"{statistics.mean(values):{form}}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(values):{form}}"
+    spread = [f"{statistics.stdev(values):{form}}"] if len(values) > 1 else []
+    return " ± ".join([f"{statistics.mean(values):{form}}", *spread])
 
 
 def _table(path: Path) -> list[dict[str, str]]:

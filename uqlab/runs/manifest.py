@@ -12,16 +12,25 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uqlab
-from uqlab.core.files import Values, fingerprint, read_json, sha256, write
+from uqlab.core.files import (
+    TRAININGS,
+    Values,
+    fingerprint,
+    read_json,
+    sha256,
+    write,
+)
 from uqlab.core.recording import known
-from uqlab.runs.parameters import DATA_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PACKAGE = Path(uqlab.__file__).parent
 # Folders that a notebook writes into, or whose files have published checksums.
@@ -36,9 +45,9 @@ class Manifest:
     source_sha256: str = ""
     profile: str = ""
     parameters: Values = field(default_factory=dict)
-    data: dict[str, str | None] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
     started: str = ""
-    seconds: float | int | None = None
+    seconds: float | int = 0
     threads: int | None = None
     device: str | None = None
     uqlab: str = ""
@@ -75,29 +84,14 @@ def _sealed(content: Values) -> Values:
     return text | {"sha256": fingerprint(json.dumps(text, sort_keys=True))}
 
 
-def finished(folder: Path) -> bool:
-    """Return whether a result folder is complete and every file undamaged."""
-    return Manifest.read(folder).undamaged(folder)
-
-
 def commit() -> str:
     """Return the package's last commit, if git knows it, and a digest of its files."""
-    command = [
-        "git",
-        "-C",
-        PACKAGE,
-        "log",
-        "-1",
-        "--format=%h",
-        "--abbrev=9",
-        "--",
-        ".",
-    ]
-    digest = fingerprint(_digest(str(PACKAGE)))[:8]
+    command = ["git", "log", "-1", "--format=%h", "--abbrev=9", "--", "."]
+    found = ""
     with suppress(OSError):  # git is not installed
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return f"{done.stdout.strip()}+{digest}"
-    return f"+{digest}"
+        how = {"cwd": PACKAGE, "capture_output": True, "text": True}
+        found = subprocess.run(command, check=False, **how).stdout.strip()
+    return f"{found}+{fingerprint(_digest(str(PACKAGE)))[:8]}"
 
 
 class Present:
@@ -108,7 +102,7 @@ class Present:
         self.commit = commit()
         self._digest = functools.cache(_digest)
 
-    def data(self, parameters: Values, folder: Path) -> dict[str, str | None]:
+    def data(self, parameters: Values, folder: Path) -> dict[str, str]:
         """Return the checksums of the files that parameters name.
 
         Relative paths are seen from `folder`, the notebook's.
@@ -139,13 +133,13 @@ def _places(value: Any, folder: Path) -> Iterator[str]:
             yield from _places(item, folder)
     elif isinstance(value, str) and value.strip():
         text = os.path.expanduser(value.strip())
-        data = re.fullmatch(rf"(.+{DATA_FILE})\s*(\[.*\])?", text)
-        place = str(folder / (data[1] if data else text))
         module, _, function = text.rpartition(":")
         if module and function.isidentifier():
             yield from _modules(module, folder)
-        elif os.path.exists(place) or glob.glob(place):
-            yield place
+        for name in {text, re.sub(r"\s*\[[^]]*\]$", "", text)}:
+            place = str(folder / name)
+            if name and (os.path.exists(place) or glob.glob(place)):
+                yield place
 
 
 def _modules(module: str, folder: Path) -> list[str]:
@@ -154,36 +148,81 @@ def _modules(module: str, folder: Path) -> list[str]:
     These are in its package, in the folder beside it and two levels below; an installed
     package counts alone.
     """
-    own = []
-    if module.endswith(".py"):
-        root = (folder / module).parent
-    else:
+    root, own = (folder / module).parent, []
+    if not module.endswith(".py"):
         top = module.split(".")[0]
-        for root in (folder, *map(Path, sys.path)):
-            if (root / top).is_dir() or (root / f"{top}.py").is_file():
-                break
-        else:
+        places = [folder, *map(Path, sys.path)]
+        roots = [p for p in places if (p / top).is_dir() or (p / f"{top}.py").is_file()]
+        if not roots:
             return []
+        root, own = roots[0], [f"{roots[0]}/{top}/**/*.py"]
         if "-packages" in root.name:
             return [f"{root}/{top}*"]
-        own = [f"{root}/{top}/**/*.py"]
     return [*own, f"{root}/*.py", f"{root}/*/*.py", f"{root}/*/*/*.py"]
 
 
-def _digest(place: str) -> str | None:
+def _digest(place: str) -> str:
     """Return the checksum of a file, or of the files in a folder or of a pattern.
 
     Hidden files and caches of Python do not count.
     """
-    with suppress(OSError):  # a file that cannot be read has none
-        if os.path.isfile(place):
-            return sha256(place)
-        pattern = glob.escape(place) if os.path.isdir(place) else place
-        found = {
-            *glob.glob(pattern, recursive=True),
-            *glob.glob(f"{pattern}/**", recursive=True),
-        }
-        files = [name for name in sorted(found) if os.path.isfile(name)]
-        sums = {name: sha256(name) for name in files if not name.endswith(".pyc")}
-        return fingerprint(sums)
-    return None
+    if os.path.isfile(place):
+        return sha256(place)
+    pattern = glob.escape(place) if os.path.isdir(place) else place
+    found = glob.glob(pattern, recursive=True)
+    found += glob.glob(f"{pattern}/**", recursive=True)
+    files = [name for name in found if os.path.isfile(name)]
+    return fingerprint({n: sha256(n) for n in sorted(files) if n[-4:] != ".pyc"})
+
+
+def cached(
+    name: str, make: Callable[[], "Mapping[str, Tensor]"], *depends_on: Any
+) -> "Mapping[str, Tensor]":
+    """Return the tensors that `make` returns, from a file where it was called before.
+
+    The variable UQLAB_CACHE, which `uqlab run` sets, names the folder of the files;
+    where it is empty or absent, nothing is kept.
+
+    Parameters
+    ----------
+    name
+        What they are.
+    make
+        Returns tensors by name, as `state_dict` does. It should draw from no global
+        generator, because where a file is read nothing is drawn.
+    depends_on
+        All that the result follows from: settings, data, initial weights. If one of
+        them, a file of uqlab or torch's version changes, `make` is called again, as it
+        is if the file is damaged.
+
+    Returns
+    -------
+    Mapping
+        The tensors; those of a file are on the CPU.
+
+    Examples
+    --------
+    ::
+
+        def trained():
+            training.fit(ensemble, x, y, **settings)
+            return ensemble.state_dict()
+
+        weights = runs.cached("deep ensemble", trained, ensemble, x, y, settings)
+        ensemble.load_state_dict(weights)
+    """
+    folder = os.environ.get(TRAININGS)
+    if not folder:
+        return make()
+    import torch
+
+    from uqlab.core.tensors import load_tensors, save_tensors
+
+    key = fingerprint(name, depends_on, torch.__version__, commit())
+    path = Path(folder, f"{key}.safetensors")
+    with suppress(OSError, ValueError):  # absent or damaged
+        return load_tensors(path)[0]
+    tensors = make()
+    with suppress(OSError, RuntimeError):  # a full disk costs no training
+        save_tensors(path, tensors, {"name": name})
+    return tensors

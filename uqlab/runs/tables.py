@@ -1,15 +1,23 @@
-"""The finished runs of a sweep as one tidy table: a row a run."""
+"""What finished runs found: a sweep as one tidy table, and a page of all runs.
+
+The page shows figures beside captions, parameters, numbers and claims; its HTML is in
+gallery.html.j2. It works from disk: pictures and notebooks by relative links.
+"""
 
 import json
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader
 
 from uqlab.core.files import StrPath, Values, write, writing
 from uqlab.core.recording import Record, project
 from uqlab.runs.manifest import Manifest, Present
-from uqlab.runs.parameters import find
+from uqlab.runs.parameters import cells, find
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,109 +26,7 @@ FIRST = "first: uqlab sweep NOTEBOOK -g NAME VALUES"
 FACTS = ("profile", "seconds", "device", "threads", "started", "notebook", "code")
 
 
-def read(sweep: Path) -> "DataFrame":
-    """Read the manifests and results in a sweep's folder; its columns are `load`'s.
-
-    Damaged runs and those of an earlier version of the notebook are left out.
-    `attrs["problems"]` says which, and how many of the others are stale. Raises
-    ValueError if no run is left.
-    """
-    problems = []
-    manifests = {}
-    for folder in sorted(sweep.glob("[!.]*/")):
-        manifest = Manifest.read(folder)
-        if manifest.undamaged(folder):
-            manifests[folder] = manifest
-        elif folder.suffix != ".failed":
-            problems.append(f"{folder.name} left out: unfinished or damaged")
-    if not manifests:
-        raise ValueError(f"no finished run in {sweep}")
-    latest = max(manifests.values(), key=lambda each: each.started)
-    for folder, manifest in list(manifests.items()):
-        if manifest.source_sha256 != latest.source_sha256:
-            problems.append(f"{folder.name} left out: of another notebook version")
-            del manifests[folder]
-    present = Present()
-    reasons = [present.stale(manifest) for manifest in manifests.values()]
-    if stale := [reason for reason in reasons if reason]:
-        problems.append(f"{len(stale)} of {len(reasons)} runs are stale: {stale[0]}")
-    frame = _framed(manifests, list(map(bool, reasons)))
-    frame.attrs["problems"] = problems
-    return frame
-
-
-def _framed(manifests: dict[Path, Manifest], stale: list[bool]) -> "DataFrame":
-    """Return runs as a table, sorted by parameters; lists are JSON text."""
-    import pandas
-
-    records = [Record.read(folder) for folder in manifests]
-    parameters = pandas.DataFrame([m.parameters for m in manifests.values()])
-    numbers = pandas.json_normalize([record.numbers for record in records])
-    claims = pandas.DataFrame(
-        [{f"claim_{n}": c.holds for n, c in r.claims.items()} for r in records]
-    )
-    facts: Values = {"run_stale": stale}
-    for fact in FACTS:
-        facts[f"run_{fact}"] = [getattr(m, fact) for m in manifests.values()]
-    parts = [
-        pandas.DataFrame({"run": [folder.name for folder in manifests]}),
-        parameters,
-        numbers.rename(columns={name: f"{name}_recorded" for name in parameters}),
-        claims,
-        pandas.DataFrame(facts),
-    ]
-    frame = pandas.concat(parts, axis="columns")
-    for name in frame:  # of several types, which no file could hold
-        if pandas.api.types.infer_dtype(frame[name]).startswith("mixed"):
-            frame[name] = frame[name].map(json.dumps, na_action="ignore")
-    return frame.sort_values(list(parameters) or "run", ignore_index=True)
-
-
-def save(sweep: Path) -> "DataFrame":
-    """Write table.parquet and table.csv into a sweep's folder; return the table."""
-    frame = read(sweep)
-    with writing(sweep / "table.parquet") as temporary:
-        frame.to_parquet(temporary)
-    write(sweep / "table.csv", frame.to_csv(index=False))
-    return frame
-
-
-def joined(sweep: Path, name: str) -> tuple["DataFrame", Values]:
-    """Return the tables that runs recorded under a name, one below the other.
-
-    With them comes what they depend on, as `circumstances` says.
-    """
-    import pandas
-
-    tables = {}
-    for run in read(sweep).run:
-        if table := Record.read(sweep / run).tables.get(name):
-            tables[run] = pandas.DataFrame(table["data"], columns=table["columns"])
-    if not tables:
-        raise ValueError(f"no finished run in {sweep} has recorded a table {name!r}")
-    about = circumstances([Manifest.read(sweep / run) for run in tables])
-    return pandas.concat(tables.values(), ignore_index=True), about
-
-
-def circumstances(runs: list[Manifest]) -> Values:
-    """Return what runs depend on: hours, machines, packages and parameters."""
-    names = dict.fromkeys(name for run in runs for name in run.parameters)
-    return {
-        "runs": len(runs),
-        "hours": round(sum(run.seconds or 0 for run in runs) / 3600, 2),
-        "device": _distinct(run.device for run in runs),
-        "threads": _distinct(run.threads for run in runs),
-        "uqlab": _distinct(run.code for run in runs),
-        "packages": _distinct(run.packages for run in runs),
-        "parameters": {n: _distinct(r.parameters.get(n) for r in runs) for n in names},
-    }
-
-
-def _distinct(values: Iterable[Any]) -> Any:
-    """Return the value that all have, or the list of those that occur."""
-    texts = dict.fromkeys(json.dumps(value) for value in values if value is not None)
-    found = [json.loads(text) for text in texts]
-    return found[0] if len(found) == 1 else found
+# The table of a sweep -----------------------------------------------------------------
 
 
 def load(
@@ -155,7 +61,7 @@ def load(
         return pandas.read_parquet(path)
     if path.is_file():
         return pandas.read_csv(path)
-    frame = read(path)
+    frame = _read(path)
     for problem in frame.attrs["problems"]:
         warnings.warn(f"{path}: {problem}", stacklevel=2)
     return frame
@@ -176,3 +82,173 @@ def locate(sweep: StrPath, profile: str = "quick", root: StrPath = "figures") ->
             if place.exists():
                 return place
     raise ValueError(f"no sweep of {sweep} with profile {profile}; {FIRST}")
+
+
+def _read(sweep: Path) -> "DataFrame":
+    """Read the manifests and results in a sweep's folder; its columns are `load`'s.
+
+    Damaged runs and those of an earlier version of the notebook are left out.
+    `attrs["problems"]` says which, and how many of the others are stale. Raises
+    ValueError if no run is left.
+    """
+    import pandas
+
+    folders = sorted(sweep.glob("[!.]*/"))
+    runs = {each: Manifest.read(each) for each in folders if each.suffix != ".failed"}
+    whole = [run for folder, run in runs.items() if run.undamaged(folder)]
+    if not whole:
+        raise ValueError(f"no finished run in {sweep}")
+    latest = max(whole, key=lambda run: run.started)
+    problems, rows, present = [], [], Present()
+    for folder, run in runs.items():
+        if run not in whole:
+            problems.append(f"{folder.name} left out: unfinished or damaged")
+        elif run.source_sha256 != latest.source_sha256:
+            problems.append(f"{folder.name} left out: of another notebook version")
+        else:
+            rows.append(_row(folder, run) | {"run_stale": present.stale(run)})
+    if stale := [row["run_stale"] for row in rows if row["run_stale"]]:
+        problems.append(f"{len(stale)} of {len(rows)} runs are stale: {stale[0]}")
+    frame = pandas.json_normalize(rows)
+    frame["run_stale"] = frame.run_stale.astype(bool)
+    frame.attrs["problems"] = problems
+    for name in frame:  # of several types, which no file could hold
+        if pandas.api.types.infer_dtype(frame[name]).startswith("mixed"):
+            frame[name] = frame[name].map(json.dumps, na_action="ignore")
+    given = [name for name in latest.parameters if name in frame]
+    return frame.sort_values(given or "run", ignore_index=True)
+
+
+def _row(folder: Path, run: Manifest) -> Values:
+    """Return what a run contributes to the table; no name stands for two things."""
+    record, given = Record.read(folder), run.parameters
+    numbers = record.numbers.items()
+    return {
+        "run": folder.name,
+        **given,
+        **{f"{n}_recorded" if n in given else n: value for n, value in numbers},
+        **{f"claim_{n}": claim.holds for n, claim in record.claims.items()},
+        **{f"run_{fact}": getattr(run, fact) for fact in FACTS},
+    }
+
+
+def save(sweep: Path) -> "DataFrame":
+    """Write table.parquet and table.csv into a sweep's folder; return the table."""
+    frame = _read(sweep)
+    with writing(sweep / "table.parquet") as temporary:
+        frame.to_parquet(temporary)
+    write(sweep / "table.csv", frame.to_csv(index=False))
+    return frame
+
+
+def join(sweep: Path, name: str) -> int:
+    """Write the tables that runs recorded under a name, one below the other.
+
+    NAME.csv holds them, and NAME.json what they depend on. Returns the number of rows.
+    """
+    import pandas
+
+    frames, runs = [], []
+    for run in _read(sweep).run:
+        if table := Record.read(sweep / run).tables.get(name):
+            frames.append(pandas.DataFrame(table["data"], columns=table["columns"]))
+            runs.append(Manifest.read(sweep / run))
+    if not frames:
+        raise ValueError(f"no finished run in {sweep} has recorded a table {name!r}")
+    frame = pandas.concat(frames, ignore_index=True)
+    write(sweep / f"{name}.csv", frame.to_csv(index=False, float_format="%.5g"))
+    write(sweep / f"{name}.json", json.dumps(circumstances(runs), indent=1))
+    return len(frame)
+
+
+def circumstances(runs: list[Manifest]) -> Values:
+    """Return what runs depend on: hours, machines, packages and parameters."""
+    names = dict.fromkeys(name for run in runs for name in run.parameters)
+    return {
+        "runs": len(runs),
+        "hours": round(sum(run.seconds for run in runs) / 3600, 2),
+        "device": _distinct(run.device for run in runs),
+        "threads": _distinct(run.threads for run in runs),
+        "uqlab": _distinct(run.code for run in runs),
+        "packages": _distinct(run.packages for run in runs),
+        "parameters": {n: _distinct(r.parameters.get(n) for r in runs) for n in names},
+    }
+
+
+def _distinct(values: Iterable[Any]) -> Any:
+    """Return the value that all have, or the list of those that occur."""
+    texts = dict.fromkeys(json.dumps(value) for value in values if value is not None)
+    found = [json.loads(text) for text in texts]
+    return found[0] if len(found) == 1 else found
+
+
+# The page of all runs -----------------------------------------------------------------
+
+
+def gallery(root: Path, profile: str = "") -> Path:
+    """Write index.html for the result folders in a folder; return its path.
+
+    Parameters
+    ----------
+    root
+        Such as figures, of whose profiles each has a folder.
+    profile
+        Of this profile alone, into its folder.
+    """
+    root /= profile
+    found = root.glob("[!.]*/" if profile else "[!.]*/[!.]*/")
+    folders = {
+        path.with_name(path.name.removesuffix(".failed"))
+        for path in found
+        if path.suffix in (".failed", ".sweep") or (path / "manifest.json").exists()
+    }
+    present = Present()
+    sections = [_section(root, folder, present) for folder in sorted(folders)]
+    if not sections:
+        raise ValueError(f"no runs in {root}; first: uqlab run NOTEBOOK")
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+    )
+    template = environment.get_template("gallery.html.j2")
+    write(root / "index.html", template.render(root=root.name, sections=sections))
+    return root / "index.html"
+
+
+def _section(root: Path, folder: Path, present: Present) -> Values:
+    """Return what a result folder or a sweep's folder holds."""
+    runs, table = [folder], ""
+    if folder.suffix == ".sweep":
+        runs = sorted(folder.glob("[!.]*/"))
+        with suppress(ValueError):  # no finished run
+            frame = _read(folder)
+            varied = frame.loc[:, frame.nunique() > 1]
+            table = varied.to_html(index=False, border=0, float_format="{:.4g}".format)
+    about = [_run(root, run, present) for run in runs or [folder]]
+    return {"id": folder.relative_to(root).as_posix(), "table": table, "runs": about}
+
+
+def _run(root: Path, folder: Path, present: Present) -> Values:
+    """Return what a result folder holds, and the failure of a later run."""
+    manifest, title, problem = Manifest.read(folder), folder.name, ""
+    failed = folder.with_name(f"{folder.stem}.failed")
+    if (failed / "error.txt").exists():
+        problem = f"The last run failed.\n{(failed / 'error.txt').read_text('utf-8')}"
+    elif not manifest.undamaged(folder):
+        problem = "Incomplete: files or manifest.json are missing or damaged."
+    elif why := present.stale(manifest):
+        problem = f"Stale: {why}"
+    with suppress(ValueError, IndexError):  # no notebook, or without cells
+        (notebook,) = folder.glob("*.ipynb")
+        title = "".join(cells(notebook)[0]["source"]).strip().split("\n")[0]
+    files = sorted({*folder.glob("*.*"), *failed.glob("*.ipynb")})
+    urls = {file.name: quote(file.relative_to(root).as_posix()) for file in files}
+    return {
+        "name": folder.name,
+        "title": title.lstrip("# "),
+        "problem": problem,
+        "manifest": manifest,
+        "record": Record.read(folder),
+        "files": urls,
+    }
