@@ -72,7 +72,6 @@ def test_run(project, monkeypatch):
     assert environment["MKL_NUM_THREADS"] == "7"  # the user's
     assert environment["OMP_NUM_THREADS"] == str(max(1, joblib.cpu_count() // 2))
     assert about["threads"] == int(environment["OMP_NUM_THREADS"])
-    assert results["figures"]["mi_ecdf"]["files"] == ["mi_ecdf.pdf", "mi_ecdf.png"]
 
     failed = project / "out" / "tiny" / "01_bad.failed"
     assert str(failed.relative_to(project)) in result.output
@@ -90,7 +89,7 @@ def test_run(project, monkeypatch):
     again = call("run", "01", "--profile", "tiny", "--output-dir", "out")
     assert again.exit_code == 0
     assert not failed.exists()
-    assert json.loads(earlier.read_text()) == {}  # it recorded nothing
+    assert not earlier.exists()  # it recorded nothing
 
 
 def check_page(index: Path):
@@ -114,7 +113,6 @@ def check_page(index: Path):
         assert (index.parent / link).is_file()
     assert not [tag for tag, _ in elements if tag == "script"]
     assert "<b>" not in text.replace("<b>Figure 2a</b>", "")
-    assert "A title &amp; &lt;i&gt;" in text
     assert "the reason &lt;b&gt;" in text
 
 

@@ -246,17 +246,22 @@ def claims() -> "DataFrame":
     with extra("notebooks"):
         import pandas
 
-    long = _long_runs()
-    texts = _table(_real / "sentences.csv")
-    page = _seeds.stem  # a lesson and its study share the folder, not their claims
-    sentences = _in_rows([r for r in texts if Path(r["run_notebook"]).stem == page])
+    # A lesson and its study share the folder, but not all claims.
+    texts = _held(_table(_real / "sentences.csv"), _seeds.stem)
+    long = _held(_table(_real / "table.csv"))
+    about, made = read_json(_real / "manifest.json"), Record.read(_real).claims
+    dataset = about.get("parameters", {}).get("dataset")
+    where = (f", {dataset}" if dataset else "") + f", uqlab {about.get('uqlab')}"
     rows = []
     for name, claim in _record.claims.items():
         *found, paper = claim.row()
-        held, sentence = long.get(name, (NOTHING, claim.sentence))
-        if sentence != claim.sentence:
-            held += f": “{sentence}”"
-        rows.append((*found, held, sentences.get(name, NOTHING), paper))
+        held = NOTHING
+        if name in long and name in made:
+            # Earlier runs said in the sentence how the margin is measured.
+            sentence = made[name].sentence.partition(" (margin: ")[0]
+            quoted = "" if sentence == claim.sentence else f": “{sentence}”"
+            held = long[name] + where + quoted
+        rows.append((*found, held, texts.get(name, NOTHING), paper))
     names = ["claim", "this run", "other seeds", "margin", "`real` run", "sentences"]
     frame = pandas.DataFrame(rows, columns=[*names, "paper"]).set_index("claim")
     told = ["other seeds", "`real` run", "sentences"]
@@ -295,29 +300,15 @@ def _in_other_seeds(name: str, sentence: str) -> list[int] | None:
     return None
 
 
-def _in_rows(rows: list[dict[str, str]]) -> dict[str, str]:
+def _held(rows: list[dict[str, str]], notebook: str = "") -> dict[str, str]:
     """Return in how many runs of a table each claim holds, and of how many."""
-    ended = {}
-    for column in rows[0] if rows else ():
-        held = [row[column] for row in rows if row[column]]
-        if column.startswith("claim_") and held:
-            seeds = f"{held.count('True')} of {len(held)} seeds"
-            ended[column.removeprefix("claim_")] = seeds
-    return ended
-
-
-def _long_runs() -> dict[str, tuple[str, str]]:
-    """Return how each claim of the committed long runs ended, and its sentence."""
-    about = read_json(_real / "manifest.json")
-    dataset = about.get("parameters", {}).get("dataset")
-    where = (f", {dataset}" if dataset else "") + f", uqlab {about.get('uqlab')}"
-    claims = Record.read(_real).claims
-    return {
-        # Earlier runs said in the sentence how the margin is measured.
-        name: (seeds + where, claims[name].sentence.partition(" (margin: ")[0])
-        for name, seeds in _in_rows(_table(_real / "table.csv")).items()
-        if name in claims
-    }
+    found = {}
+    for row in rows:
+        if not notebook or Path(row["run_notebook"]).stem == notebook:
+            for column, value in row.items():
+                if column.startswith("claim_") and value:
+                    found.setdefault(column[6:], []).append(value == "True")
+    return {name: f"{sum(held)} of {len(held)} seeds" for name, held in found.items()}
 
 
 def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
@@ -325,8 +316,7 @@ def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
 
     `plots.save` calls this.
     """
-    files = sorted(path.name for path in output_dir().iterdir() if path.stem == name)
-    _record.figures[name] = {"caption": caption, "paper": paper, "files": files}
+    _record.figures[name] = {"caption": caption, "paper": paper}
     _save()
 
 

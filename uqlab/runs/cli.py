@@ -148,14 +148,14 @@ _file = click.Path(exists=True, dir_okay=False, resolve_path=True)
 # Begin -------------------------------------------------------------------------------
 
 
-@main.command()
+@main.command("new")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--student",
     is_flag=True,
     help='Leave the functions under "Your turn" to be written.',
 )
-def new(folder: Path, student: bool) -> None:
+def _new(folder: Path, student: bool) -> None:
     """Make a folder to work in.
 
     FOLDER is new or empty, and gets the notebooks, their profiles and a place for
@@ -187,9 +187,9 @@ def _leave_blank(page: Path) -> None:
     write(page, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
-@main.command(context_settings={"ignore_unknown_options": True})
+@main.command("lab", context_settings={"ignore_unknown_options": True})
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-def lab(args) -> None:
+def _lab(args) -> None:
     """Open JupyterLab on the guide to the lessons.
 
     ARGS are JupyterLab's own: --no-browser --port 9000.
@@ -235,8 +235,8 @@ print("device    ", gpu or "CPU, no GPU", "beside", joblib.cpu_count(), "cores")
 """
 
 
-@main.command()
-def doctor() -> None:
+@main.command("doctor")
+def _doctor() -> None:
     """Say what is installed, and where things are.
 
     Exit code 1 if something is wrong: then the last lines say what, and what to do.
@@ -261,7 +261,7 @@ def _python(*arguments: str) -> subprocess.CompletedProcess:
 # Run ---------------------------------------------------------------------------------
 
 
-@main.command()
+@main.command("run")
 @click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
 @_profile
 @_parameters
@@ -281,7 +281,7 @@ def _python(*arguments: str) -> subprocess.CompletedProcess:
     help="By default all studies, not all lessons.",
 )
 @_dry_run
-def run(
+def _run(
     notebooks, profile, parameters, output_dir, jobs, kind, dry_run, **options
 ) -> None:
     """Run notebooks headless, with other values.
@@ -306,7 +306,7 @@ def run(
         return _only_say(planned)
     cores = 1 if shutil.which("nvidia-smi") else min(cpu_count(), len(planned))
     execution.run_all(planned, at_a_time=jobs or cores, **options)
-    click.echo(f"results: {root}\nlook at: {tables.gallery(output_dir, profile)}")
+    click.echo(f"look at: {tables.gallery(output_dir, profile)}")
     _end(planned)
 
 
@@ -353,7 +353,7 @@ def _needs(notebook: Path, profile: str) -> list[str]:
     return lines
 
 
-@main.command()
+@main.command("sweep")
 @click.argument("notebook")
 @_pairs(
     "-g",
@@ -383,7 +383,7 @@ def _needs(notebook: Path, profile: str) -> list[str]:
     help="Take runs for done although code or data have changed since.",
 )
 @_dry_run
-def sweep(notebook, grid, parameters, output_dir, **options) -> None:
+def _sweep(notebook, grid, parameters, output_dir, **options) -> None:
     """Run a notebook on every point of a grid.
 
     The results, computed here or on a cluster, go into
@@ -417,7 +417,7 @@ def _save(folder: Path) -> None:
 LESSON = "16_bring_your_model"
 
 
-@main.command()
+@main.command("report")
 @click.argument("model", default="")
 @click.option("--data", "dataset", help="What it is for: a name or a file of yours.")
 @click.option(
@@ -439,7 +439,7 @@ LESSON = "16_bring_your_model"
 @_profile
 @_into("report")
 @_timeout
-def report(parameters, profile, output_dir, timeout, **brought) -> None:
+def _report(parameters, profile, output_dir, timeout, **brought) -> None:
     """Report what a network of yours knows.
 
     MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network, or a
@@ -501,12 +501,13 @@ def _show(run: Path, folder: Path, name: str) -> None:
     record = Record.read(run)
     table = record.tables["report"]
     frame = pandas.DataFrame(table["data"], table["index"], table["columns"])
-    lines = [frame.to_string(), ""]
-    for claim in record.claims.values():
-        lines.append(f"[{'x' if claim.holds else ' '}] {claim.sentence}")
-    lines += ["", "What to do next (in brackets: the lesson)", *record.numbers["next"]]
-    lines += ["", f"figures and numbers: {run}", f"look at: {page}"]
-    click.echo("\n".join(lines))
+    claims = [
+        f"[{'x' if c.holds else ' '}] {c.sentence}" for c in record.claims.values()
+    ]
+    click.echo("\n".join([frame.to_string(), "", *claims]))
+    click.echo("\nWhat to do next (in brackets: the lesson)")
+    click.echo("\n".join(record.numbers["next"]))
+    click.echo(f"\nfigures and numbers: {run}\nlook at: {page}")
 
 
 def _write_html(notebook: Path, page: Path) -> None:
@@ -526,9 +527,9 @@ def _write_html(notebook: Path, page: Path) -> None:
 # Look --------------------------------------------------------------------------------
 
 
-@main.command()
+@main.command("gallery")
 @_into("figures")
-def gallery(output_dir) -> None:
+def _gallery(output_dir) -> None:
     """Write one page of all figures and claims, of the runs of all profiles.
 
     OUTPUT_DIR/index.html shows every figure beside its parameters, its numbers and the
@@ -537,27 +538,23 @@ def gallery(output_dir) -> None:
     click.echo(tables.gallery(output_dir))
 
 
-@main.command()
-@click.argument("sweep", nargs=-1, metavar="[SWEEP]...")
+@main.command("collect")
+@click.argument("sweep")
 @_profile
 @_into("figures")
 @click.option(
     "--table", help="Join the tables recorded under this name, into NAME.csv."
 )
-def collect(sweep, profile, output_dir, table) -> None:
+def _collect(sweep, profile, output_dir, table) -> None:
     """Write a table of a sweep, one row a run.
 
-    table.parquet and table.csv go into each SWEEP: its folder or its notebook; default
-    all of the profile. A row holds the run's parameters, the numbers it recorded,
-    whether each claim holds, a digest of its code, and its circumstances. With --table,
-    NAME.json says what the runs depend on.
+    table.parquet and table.csv go into the folder of SWEEP, which is that or a
+    notebook. A row holds the run's parameters, the numbers it recorded, whether each
+    claim holds, a digest of its code, and its circumstances. With --table, NAME.json
+    says what the runs depend on.
     """
-    folders = [tables.locate(name, profile, output_dir) for name in sweep]
-    folders = folders or sorted((output_dir / profile).glob("*.sweep"))
-    if not folders:
-        raise ValueError(f"no sweep in {output_dir / profile}; {tables.FIRST}")
-    for folder in folders:
-        _save(folder)
-        if table:
-            rows = tables.join(folder, table)
-            click.echo(f"{rows} rows of {table}: {folder / table}.csv and .json")
+    folder = tables.locate(sweep, profile, output_dir)
+    _save(folder)
+    if table:
+        rows = tables.join(folder, table)
+        click.echo(f"{rows} rows of {table}: {folder / table}.csv and .json")

@@ -37,7 +37,7 @@ import click
 from filelock import FileLock, Timeout
 
 from uqlab.core.extras import extra
-from uqlab.core.files import TRAININGS, StrPath, Values, fingerprint, sha256, write
+from uqlab.core.files import TRAININGS, StrPath, Values, fingerprint, sha256
 from uqlab.core.recording import FOLDER, Record
 from uqlab.runs.manifest import Manifest, Present
 from uqlab.runs.parameters import (
@@ -250,8 +250,6 @@ def _manifest(job: Job, variables: dict[str, str]) -> Manifest:
 
 def _finish(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a finished run, with a checksum of every file."""
-    if not (folder / "results.json").exists():  # the notebook recorded nothing
-        write(folder / "results.json", "{}")
     manifest.device = Record.read(folder).device
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -391,11 +389,10 @@ def _one_gpu(gpus: Sequence[str] | None, stop: Event) -> Iterator[dict[str, str]
 
         every = map(str, range(torch.cuda.device_count()))
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",")
-    place = Path(tempfile.gettempdir(), f"uqlab-gpus-{getpass.getuser()}")
-    place.mkdir(exist_ok=True)
+    place = f"{tempfile.gettempdir()}/uqlab-{getpass.getuser()}-gpu"
     while any(gpus) and not stop.wait(0.1):
         for number in gpus:
-            with suppress(Timeout), FileLock(place / number).acquire(0):
+            with suppress(Timeout), FileLock(f"{place}-{number}").acquire(0):
                 yield {"CUDA_VISIBLE_DEVICES": number}
                 return
     yield {}

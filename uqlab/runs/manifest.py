@@ -69,7 +69,7 @@ class Manifest:
         """Return whether all files of the run are there and have their checksums."""
         with suppress(OSError):
             sums = {name: sha256(folder / name) for name in self.files}
-            return "results.json" in sums and sums == self.files
+            return bool(sums) and sums == self.files
         return False
 
     @property
@@ -148,17 +148,18 @@ def _modules(module: str, folder: Path) -> list[str]:
     These are in its package, in the folder beside it and two levels below; an installed
     package counts alone.
     """
-    root, own = (folder / module).parent, []
+    path = folder / module
     if not module.endswith(".py"):
         top = module.split(".")[0]
-        places = [folder, *map(Path, sys.path)]
-        roots = [p for p in places if (p / top).is_dir() or (p / f"{top}.py").is_file()]
-        if not roots:
+        places = [place / top for place in (folder, *map(Path, sys.path))]
+        own = [p for p in places if p.is_dir() or p.with_name(f"{top}.py").is_file()]
+        if not own:
             return []
-        root, own = roots[0], [f"{roots[0]}/{top}/**/*.py"]
-        if "-packages" in root.name:
-            return [f"{root}/{top}*"]
-    return [*own, f"{root}/*.py", f"{root}/*/*.py", f"{root}/*/*/*.py"]
+        path = own[0]
+    root = path.parent
+    if "-packages" in root.name:
+        return [f"{path}*"]
+    return [f"{path}/**/*.py", f"{root}/*.py", f"{root}/*/*.py", f"{root}/*/*/*.py"]
 
 
 def _digest(place: str) -> str:

@@ -134,14 +134,12 @@ def find(name: StrPath) -> Path:
     A lesson comes before a study of the same number; "studies/03" is the study. The
     package's own come after all in notebooks/ of this folder.
     """
-    path = Path(name)
-    if path.is_file():
-        return path.absolute()
-    folder, stem = str(path.parent), path.name.removesuffix(".ipynb")
+    if Path(name).is_file():
+        return Path(name).absolute()
+    asked = Path(str(name).removesuffix(".ipynb"))
     for place, pattern in itertools.product((_own_folder(), PAGES), KINDS.values()):
-        paths = [p for p in sorted(place.glob(pattern)) if p.stem.startswith(stem)]
-        paths = [p for p in paths if folder in (".", p.parent.name)]
-        paths = [p for p in paths if p.stem == stem] or paths
+        paths = [p for p in sorted(place.glob(pattern)) if p.match(f"{asked}*")]
+        paths = [p for p in paths if p.stem == asked.name] or paths
         if paths:
             break
     if len(paths) == 1:

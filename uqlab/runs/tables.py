@@ -6,7 +6,6 @@ gallery.html.j2. It works from disk: pictures and notebooks by relative links.
 
 import json
 import warnings
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,15 @@ from jinja2 import Environment, FileSystemLoader
 from uqlab.core.files import StrPath, Values, write, writing
 from uqlab.core.recording import Record, project
 from uqlab.runs.manifest import Manifest, Present
-from uqlab.runs.parameters import cells, find
+from uqlab.runs.parameters import find
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FIRST = "first: uqlab sweep NOTEBOOK -g NAME VALUES"
-FACTS = ("profile", "seconds", "device", "threads", "started", "notebook", "code")
+FACTS = (
+    *("profile", "seconds", "device", "threads", "started", "notebook", "code"),
+    "source_sha256",
+)
 
 
 # The table of a sweep -----------------------------------------------------------------
@@ -68,20 +69,18 @@ def load(
 
 
 def locate(sweep: StrPath, profile: str = "quick", root: StrPath = "figures") -> Path:
-    """Return the folder or file of a sweep from its path or its notebook's name.
-
-    In a folder of notebooks the one above is searched too.
-    """
+    """Return the folder or file of a sweep from its path or its notebook's name."""
     path = Path(sweep).expanduser()
-    for base in (Path.cwd(), project(Path.cwd())):
-        if path.suffix != ".ipynb" and (base / path).exists():
-            return base / path
-        if path.suffix != ".sweep":
-            place = base / Path(root).expanduser() / profile
-            place /= f"{find(sweep).stem}.sweep"
-            if place.exists():
-                return place
-    raise ValueError(f"no sweep of {sweep} with profile {profile}; {FIRST}")
+    if path.suffix != ".ipynb" and path.exists():
+        return path
+    place = project(Path.cwd()) / Path(root).expanduser() / profile
+    place /= f"{find(sweep).stem}.sweep"
+    if not place.exists():
+        raise ValueError(
+            f"no sweep of {sweep} with profile {profile}; "
+            "first: uqlab sweep NOTEBOOK -g NAME VALUES"
+        )
+    return place
 
 
 def _read(sweep: Path) -> "DataFrame":
@@ -93,20 +92,7 @@ def _read(sweep: Path) -> "DataFrame":
     """
     import pandas
 
-    folders = sorted(sweep.glob("[!.]*/"))
-    runs = {each: Manifest.read(each) for each in folders if each.suffix != ".failed"}
-    whole = [run for folder, run in runs.items() if run.undamaged(folder)]
-    if not whole:
-        raise ValueError(f"no finished run in {sweep}")
-    latest = max(whole, key=lambda run: run.started)
-    problems, rows, present = [], [], Present()
-    for folder, run in runs.items():
-        if run not in whole:
-            problems.append(f"{folder.name} left out: unfinished or damaged")
-        elif run.source_sha256 != latest.source_sha256:
-            problems.append(f"{folder.name} left out: of another notebook version")
-        else:
-            rows.append(_row(folder, run) | {"run_stale": present.stale(run)})
+    rows, problems = _rows(sweep)
     if stale := [row["run_stale"] for row in rows if row["run_stale"]]:
         problems.append(f"{len(stale)} of {len(rows)} runs are stale: {stale[0]}")
     frame = pandas.json_normalize(rows)
@@ -115,8 +101,26 @@ def _read(sweep: Path) -> "DataFrame":
     for name in frame:  # of several types, which no file could hold
         if pandas.api.types.infer_dtype(frame[name]).startswith("mixed"):
             frame[name] = frame[name].map(json.dumps, na_action="ignore")
-    given = [name for name in latest.parameters if name in frame]
-    return frame.sort_values(given or "run", ignore_index=True)
+    given = Manifest.read(sweep / rows[0]["run"]).parameters
+    columns = [name for name in given if name in frame]
+    return frame.sort_values(columns or "run", ignore_index=True)
+
+
+def _rows(sweep: Path) -> tuple[list[Values], list[str]]:
+    """Return a row for each run of the latest version, and why others are left out."""
+    rows, problems, present = [], [], Present()
+    for folder in sorted(sweep.glob("[!.]*/")):
+        run = Manifest.read(folder)
+        if run.undamaged(folder):
+            rows.append(_row(folder, run) | {"run_stale": present.stale(run)})
+        elif folder.suffix != ".failed":
+            problems.append(f"{folder.name} left out: unfinished or damaged")
+    if not rows:
+        raise ValueError(f"no finished run in {sweep}")
+    latest = max(rows, key=lambda row: row["run_started"])["run_source_sha256"]
+    old = [row for row in rows if row["run_source_sha256"] != latest]
+    problems += [f"{row['run']} left out: of another notebook version" for row in old]
+    return [row for row in rows if row not in old], problems
 
 
 def _row(folder: Path, run: Manifest) -> Values:
@@ -164,21 +168,21 @@ def join(sweep: Path, name: str) -> int:
 def circumstances(runs: list[Manifest]) -> Values:
     """Return what runs depend on: hours, machines, packages and parameters."""
     names = dict.fromkeys(name for run in runs for name in run.parameters)
+    values = {name: [run.parameters.get(name) for run in runs] for name in names}
     return {
         "runs": len(runs),
         "hours": round(sum(run.seconds for run in runs) / 3600, 2),
-        "device": _distinct(run.device for run in runs),
-        "threads": _distinct(run.threads for run in runs),
-        "uqlab": _distinct(run.code for run in runs),
-        "packages": _distinct(run.packages for run in runs),
-        "parameters": {n: _distinct(r.parameters.get(n) for r in runs) for n in names},
+        "device": _distinct([run.device for run in runs]),
+        "threads": _distinct([run.threads for run in runs]),
+        "uqlab": _distinct([run.code for run in runs]),
+        "packages": _distinct([run.packages for run in runs]),
+        "parameters": {name: _distinct(values[name]) for name in names},
     }
 
 
-def _distinct(values: Iterable[Any]) -> Any:
+def _distinct(values: list[Any]) -> Any:
     """Return the value that all have, or the list of those that occur."""
-    texts = dict.fromkeys(json.dumps(value) for value in values if value is not None)
-    found = [json.loads(text) for text in texts]
+    found = [v for i, v in enumerate(values) if v is not None and v not in values[:i]]
     return found[0] if len(found) == 1 else found
 
 
@@ -226,12 +230,13 @@ def _section(root: Path, folder: Path, present: Present) -> Values:
             varied = frame.loc[:, frame.nunique() > 1]
             table = varied.to_html(index=False, border=0, float_format="{:.4g}".format)
     about = [_run(root, run, present) for run in runs or [folder]]
-    return {"id": folder.relative_to(root).as_posix(), "table": table, "runs": about}
+    id = folder.relative_to(root).as_posix()
+    return {"id": id, "name": folder.stem, "table": table, "runs": about}
 
 
 def _run(root: Path, folder: Path, present: Present) -> Values:
     """Return what a result folder holds, and the failure of a later run."""
-    manifest, title, problem = Manifest.read(folder), folder.name, ""
+    manifest, problem = Manifest.read(folder), ""
     failed = folder.with_name(f"{folder.stem}.failed")
     if (failed / "error.txt").exists():
         problem = f"The last run failed.\n{(failed / 'error.txt').read_text('utf-8')}"
@@ -239,14 +244,10 @@ def _run(root: Path, folder: Path, present: Present) -> Values:
         problem = "Incomplete: files or manifest.json are missing or damaged."
     elif why := present.stale(manifest):
         problem = f"Stale: {why}"
-    with suppress(ValueError, IndexError):  # no notebook, or without cells
-        (notebook,) = folder.glob("*.ipynb")
-        title = "".join(cells(notebook)[0]["source"]).strip().split("\n")[0]
     files = sorted({*folder.glob("*.*"), *failed.glob("*.ipynb")})
     urls = {file.name: quote(file.relative_to(root).as_posix()) for file in files}
     return {
         "name": folder.name,
-        "title": title.lstrip("# "),
         "problem": problem,
         "manifest": manifest,
         "record": Record.read(folder),
