@@ -167,7 +167,7 @@ assert pathlib.Path(sys.prefix) in pathlib.Path(uqlab.__file__).parents, uqlab._
 for module in pkgutil.walk_packages(uqlab.__path__, "uqlab."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-print(tables.gallery(pathlib.Path(), "figures").read_text())"""
+print(tables.gallery(pathlib.Path("figures")).read_text())"""
 
 
 OUTSIDE = """import pathlib, sys

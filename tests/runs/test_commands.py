@@ -127,7 +127,12 @@ def test_completion(project):
 
 @pytest.mark.parametrize(
     "command",
-    [["run", "00"], ["sweep", "00", "-g", "seed", "0:2"], ["collect", "00"], ["gallery"]],
+    [
+        ["run", "00"],
+        ["sweep", "00", "-g", "seed", "0:2"],
+        ["collect", "00"],
+        ["gallery"],
+    ],
 )
 def test_a_file_is_no_folder_for_results(command, tmp_path):
     file = tmp_path / "file"

@@ -222,6 +222,8 @@ def test_a_result_folder_behind_a_link_is_replaced_where_it_lies(
     assert whole(folder)
     hidden = [path.suffix for path in project.rglob(".*") if "00_some" in path.name]
     assert {*hidden} <= {".lock"}
+    call("gallery")
+    assert 'id="tiny/00_some"' in (project / "figures/index.html").read_text()
 
 
 def test_a_sweep_behind_a_link_goes_on(project, computed):

@@ -162,7 +162,7 @@ def test_the_gallery_shows_broken_runs_beside_the_others(tmp_path):
     (tmp_path / "02_file" / "results.json").write_text('{"numbers": {"a": "\\ud800"}}')
     (tmp_path / "03_list" / "x.png").write_bytes(b"not a picture")
     (tmp_path / ".04_unfinished.tmp-0").mkdir()
-    text = tables.gallery(tmp_path.parent, tmp_path.name).read_text()
+    text = tables.gallery(tmp_path).read_text()
     assert text.count("<section") == text.count("Incomplete:") == 4
 
 

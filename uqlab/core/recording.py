@@ -343,7 +343,7 @@ def plain(name: str, value: Any, allow_nan: bool = False) -> Any:
             f"{name} is {value}, which JSON cannot hold; "
             "record(..., allow_nan=True) stores it as null"
         )
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, int | float | str | None):
         return value
     raise TypeError(
         f"{name} is a {type(value).__name__}; "

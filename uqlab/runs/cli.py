@@ -306,7 +306,7 @@ def _run(
         return _only_say(planned)
     cores = 1 if shutil.which("nvidia-smi") else min(cpu_count(), len(planned))
     execution.run_all(planned, at_a_time=jobs or cores, **options)
-    click.echo(f"look at: {tables.gallery(output_dir, profile)}")
+    click.echo(f"look at: {tables.gallery(output_dir / profile)}")
     _end(planned)
 
 
@@ -398,16 +398,14 @@ def _sweep(notebook, grid, parameters, output_dir, **options) -> None:
     click.echo(execution.summary(report))
     if len(report.failed) < len(report.outcomes):
         _save(report.folder)
-    click.echo(f"look at: {tables.gallery(output_dir, options['profile'])}")
+    click.echo(f"look at: {tables.gallery(report.folder.parent)}")
     if report.failed:
         raise SystemExit(1)
 
 
 def _save(folder: Path) -> None:
-    """Write the table of a sweep, and say what is wrong with it."""
+    """Write the table of a sweep."""
     frame = tables.save(folder)
-    for line in frame.attrs["problems"]:
-        click.echo(line, err=True)
     rows, columns = frame.shape
     click.echo(f"{rows} runs, {columns} columns: {folder}/table.parquet and .csv")
 
@@ -415,6 +413,7 @@ def _save(folder: Path) -> None:
 # A model of the user's ----------------------------------------------------------------
 
 LESSON = "16_bring_your_model"
+SAVED = "saved_logits"  # the study that needs no model
 
 
 @main.command("report")
@@ -467,8 +466,30 @@ def _report(parameters, profile, output_dir, timeout, **brought) -> None:
     _end([job])
 
 
-def _report_of(output_dir, logits, watch, model, weights, dataset, ood, settings):
+def _report_of(output_dir, logits, watch, **brought):
     """Return the notebook that runs, the report's name, and the parameters."""
+    values = _brought(**brought)
+    if bool(values) + bool(logits) + bool(watch) > 1:
+        raise ValueError("give one of --logits, --watch and a model")
+    if logits:
+        return SAVED, "logits", {"logits": logits}
+    if not watch:
+        return LESSON, "report", values
+    alarm, name = output_dir.absolute() / "alarm.json", f"watch_{Path(watch).stem}"
+    if not alarm.is_file():
+        raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
+    earlier = Manifest.read(output_dir / name / SAVED).parameters.get("watch", watch)
+    if earlier != watch:
+        raise ValueError(f"{output_dir / name} is the report on {earlier}; rename one")
+    return SAVED, name, {"watch": watch, "alarm": str(alarm)}
+
+
+def _brought(model, weights, dataset, ood, settings):
+    """Return what a command line names as parameters of lesson 16."""
+    module, _, function = model.partition(":")
+    place = module.replace(".", "/")
+    if Path(f"{place}.py").is_file():  # a kernel runs in another folder
+        model = f"{place}.py:{function}"
     values = {
         "model": _from_here(model, folders=True),
         "weights": [_from_here(text, folders=True) for text in weights],
@@ -476,18 +497,7 @@ def _report_of(output_dir, logits, watch, model, weights, dataset, ood, settings
         "ood": [_from_here(text) for text in ood],
         "settings": {name: meant(text) for name, text in settings.items()},
     }
-    values = {name: value for name, value in values.items() if value}
-    if bool(values) + bool(logits) + bool(watch) > 1:
-        raise ValueError("give one of --logits, --watch and a model")
-    if logits:
-        return "saved_logits", "logits", {"logits": logits}
-    if not watch:
-        return LESSON, "report", values
-    alarm = output_dir.absolute() / "alarm.json"
-    if not alarm.is_file():
-        raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
-    name = f"watch_{Path(watch).stem}"
-    return "saved_logits", name, {"watch": watch, "alarm": str(alarm)}
+    return {name: value for name, value in values.items() if value}
 
 
 def _show(run: Path, folder: Path, name: str) -> None:

@@ -5,12 +5,11 @@ gallery.html.j2. It works from disk: pictures and notebooks by relative links.
 """
 
 import json
-import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import click
 from jinja2 import Environment, FileSystemLoader
 
 from uqlab.core.files import StrPath, Values, write, writing
@@ -41,7 +40,7 @@ def load(
     Its columns are `run`, the parameters, the recorded numbers, `claim_<name>` whether
     a claim holds, and circumstances: `run_code` is uqlab's version and its commit,
     `run_stale` whether uqlab or data have changed since. Lists stand as JSON text,
-    dicts as one column an entry, `fall.id`. Warns of runs that are left out or stale.
+    dicts as one column an entry, `fall.id`. Says which runs are left out or stale.
 
     Parameters
     ----------
@@ -62,10 +61,7 @@ def load(
         return pandas.read_parquet(path)
     if path.is_file():
         return pandas.read_csv(path)
-    frame = _read(path)
-    for problem in frame.attrs["problems"]:
-        warnings.warn(f"{path}: {problem}", stacklevel=2)
-    return frame
+    return _read(path)
 
 
 def locate(sweep: StrPath, profile: str = "quick", root: StrPath = "figures") -> Path:
@@ -86,18 +82,16 @@ def locate(sweep: StrPath, profile: str = "quick", root: StrPath = "figures") ->
 def _read(sweep: Path) -> "DataFrame":
     """Read the manifests and results in a sweep's folder; its columns are `load`'s.
 
-    Damaged runs and those of an earlier version of the notebook are left out.
-    `attrs["problems"]` says which, and how many of the others are stale. Raises
-    ValueError if no run is left.
+    Damaged runs and those of an earlier version of the notebook are left out. Which,
+    and how many of the others are stale, is said on stderr.
     """
     import pandas
 
-    rows, problems = _rows(sweep)
+    rows = _rows(sweep)
     if stale := [row["run_stale"] for row in rows if row["run_stale"]]:
-        problems.append(f"{len(stale)} of {len(rows)} runs are stale: {stale[0]}")
+        click.echo(f"{len(stale)} of {len(rows)} runs are stale: {stale[0]}", err=True)
     frame = pandas.json_normalize(rows)
     frame["run_stale"] = frame.run_stale.astype(bool)
-    frame.attrs["problems"] = problems
     for name in frame:  # of several types, which no file could hold
         if pandas.api.types.infer_dtype(frame[name]).startswith("mixed"):
             frame[name] = frame[name].map(json.dumps, na_action="ignore")
@@ -106,21 +100,23 @@ def _read(sweep: Path) -> "DataFrame":
     return frame.sort_values(columns or "run", ignore_index=True)
 
 
-def _rows(sweep: Path) -> tuple[list[Values], list[str]]:
-    """Return a row for each run of the latest version, and why others are left out."""
-    rows, problems, present = [], [], Present()
+def _rows(sweep: Path) -> list[Values]:
+    """Return a row for each run of the latest version; say why others are left out."""
+    rows, present = [], Present()
     for folder in sorted(sweep.glob("[!.]*/")):
         run = Manifest.read(folder)
         if run.undamaged(folder):
             rows.append(_row(folder, run) | {"run_stale": present.stale(run)})
         elif folder.suffix != ".failed":
-            problems.append(f"{folder.name} left out: unfinished or damaged")
+            click.echo(f"{folder.name} left out: unfinished or damaged", err=True)
     if not rows:
         raise ValueError(f"no finished run in {sweep}")
     latest = max(rows, key=lambda row: row["run_started"])["run_source_sha256"]
-    old = [row for row in rows if row["run_source_sha256"] != latest]
-    problems += [f"{row['run']} left out: of another notebook version" for row in old]
-    return [row for row in rows if row not in old], problems
+    for row in [*rows]:
+        if row["run_source_sha256"] != latest:
+            click.echo(f"{row['run']} left out: of another notebook version", err=True)
+            rows.remove(row)
+    return rows
 
 
 def _row(folder: Path, run: Manifest) -> Values:
@@ -189,55 +185,32 @@ def _distinct(values: list[Any]) -> Any:
 # The page of all runs -----------------------------------------------------------------
 
 
-def gallery(root: Path, profile: str = "") -> Path:
-    """Write index.html for the result folders in a folder; return its path.
-
-    Parameters
-    ----------
-    root
-        Such as figures, of whose profiles each has a folder.
-    profile
-        Of this profile alone, into its folder.
-    """
-    root /= profile
-    found = root.glob("[!.]*/" if profile else "[!.]*/[!.]*/")
-    folders = {
-        path.with_name(path.name.removesuffix(".failed"))
-        for path in found
-        if path.suffix in (".failed", ".sweep") or (path / "manifest.json").exists()
-    }
+def gallery(root: Path) -> Path:
+    """Write index.html for all runs in a folder and below; return its path."""
     present = Present()
-    sections = [_section(root, folder, present) for folder in sorted(folders)]
-    if not sections:
+    found = set()
+    for depth in ("*", "*/*", "*/*/*"):  # also behind links
+        found |= {path.parent for path in root.glob(f"{depth}/manifest.json")}
+        failed = root.glob(f"{depth}.failed/error.txt")
+        found |= {path.parent.with_suffix("") for path in failed}
+    shown = [folder for folder in sorted(found) if folder.name[0] != "."]
+    if not shown:
         raise ValueError(f"no runs in {root}; first: uqlab run NOTEBOOK")
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         trim_blocks=True,
     )
-    template = environment.get_template("gallery.html.j2")
-    write(root / "index.html", template.render(root=root.name, sections=sections))
+    runs = [_run(root, folder, present) for folder in shown]
+    page = environment.get_template("gallery.html.j2").render(root=root.name, runs=runs)
+    write(root / "index.html", page)
     return root / "index.html"
-
-
-def _section(root: Path, folder: Path, present: Present) -> Values:
-    """Return what a result folder or a sweep's folder holds."""
-    runs, table = [folder], ""
-    if folder.suffix == ".sweep":
-        runs = sorted(folder.glob("[!.]*/"))
-        with suppress(ValueError):  # no finished run
-            frame = _read(folder)
-            varied = frame.loc[:, frame.nunique() > 1]
-            table = varied.to_html(index=False, border=0, float_format="{:.4g}".format)
-    about = [_run(root, run, present) for run in runs or [folder]]
-    id = folder.relative_to(root).as_posix()
-    return {"id": id, "name": folder.stem, "table": table, "runs": about}
 
 
 def _run(root: Path, folder: Path, present: Present) -> Values:
     """Return what a result folder holds, and the failure of a later run."""
     manifest, problem = Manifest.read(folder), ""
-    failed = folder.with_name(f"{folder.stem}.failed")
+    failed = folder.with_name(f"{folder.name}.failed")
     if (failed / "error.txt").exists():
         problem = f"The last run failed.\n{(failed / 'error.txt').read_text('utf-8')}"
     elif not manifest.undamaged(folder):
@@ -245,11 +218,10 @@ def _run(root: Path, folder: Path, present: Present) -> Values:
     elif why := present.stale(manifest):
         problem = f"Stale: {why}"
     files = sorted({*folder.glob("*.*"), *failed.glob("*.ipynb")})
-    urls = {file.name: quote(file.relative_to(root).as_posix()) for file in files}
     return {
-        "name": folder.name,
+        "name": folder.relative_to(root).as_posix(),
         "problem": problem,
         "manifest": manifest,
         "record": Record.read(folder),
-        "files": urls,
+        "files": {f.name: quote(f.relative_to(root).as_posix()) for f in files},
     }
