@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.shell_completion import ShellComplete
 from small_runs import call, two_notebooks  # noqa: F401  (a fixture)
 from torch import nn
 
@@ -116,13 +115,6 @@ def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):
     said = call("lab")
     assert said.exit_code == 2
     assert "first: uqlab new FOLDER" in said.output
-
-
-def test_completion(project):
-    complete = ShellComplete(cli.main, {}, "uqlab", "_UQLAB_COMPLETE")
-    assert [item.value for item in complete.get_completions([], "swe")] == ["sweep"]
-    found = [item.value for item in complete.get_completions(["sweep"], "--keep")]
-    assert found == ["--keep-stale"]
 
 
 @pytest.mark.parametrize(

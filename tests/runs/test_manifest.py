@@ -16,13 +16,6 @@ from uqlab import __version__, runs
 from uqlab.core.files import read_json, sha256
 from uqlab.runs import execution, manifest
 
-
-@pytest.fixture
-def other(monkeypatch):
-    """Call it, and another commit of uqlab is there."""
-    return lambda: monkeypatch.setattr(manifest, "commit", lambda: "def")
-
-
 WHY = f"of uqlab {__version__} (abc), now {__version__} (def)"
 
 
@@ -30,7 +23,7 @@ def statuses(report: execution.Report) -> list[str]:
     return [outcome.status for outcome in report.outcomes]
 
 
-def test_runs_of_another_commit_are_stale(project, computed, other, capsys):
+def test_runs_of_another_commit_are_stale(project, computed, monkeypatch, capsys):
     first = runs.sweep("00", {"seed": "0:2"}, progress=False)
     again = runs.sweep("00", {"seed": "0:2"}, progress=False)
     assert statuses(again) == ["done before"] * 2
@@ -38,7 +31,7 @@ def test_runs_of_another_commit_are_stale(project, computed, other, capsys):
     assert len(computed) == 2
     assert "stale" not in capsys.readouterr().err
 
-    other()
+    monkeypatch.setattr(manifest, "commit", lambda: "def")
     kept = runs.sweep("00", {"seed": "0:3"}, progress=False, keep_stale=True)
     said = f"2 runs are stale: {WHY}; "
     assert capsys.readouterr().err == f"{said}kept\n"
@@ -62,13 +55,9 @@ def test_runs_of_another_commit_are_stale(project, computed, other, capsys):
     assert "computed anew" in capsys.readouterr().err
     assert statuses(anew) == ["ok", "ok", "done before"]
     assert computed[3:] == [{"seed": 0}, {"seed": 1}]
-
-
-def test_run_one_computes_a_stale_run_anew(project, computed, other):
-    folder = runs.run_one("00")
-    other()
-    assert runs.run_one("00") == folder
-    assert len(computed) == 2
+    monkeypatch.setattr(manifest, "commit", lambda: "ghi")
+    assert runs.run_one("00", {"seed": 0}) == anew.outcomes[0].folder
+    assert len(computed) == 6
 
 
 def test_the_commit_tells_every_state_of_the_package_apart(tmp_path, monkeypatch):

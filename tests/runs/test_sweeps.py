@@ -246,7 +246,7 @@ assert seed < 2 or Path("mended").exists(), "two\\nlines\""""
     assert result.exit_code == 1
     assert "0 of 3 runs done before" in result.output
     assert re.search(r"^seed=\d  ok  [\d.]+ s$", result.output, re.MULTILINE)
-    failed = r"seed=2  failed  x failed: In \[\d\] AssertionError: two\n"
+    failed = r"seed=2  failed  x failed: In \[\d\] AssertionError: two; kept: "
     assert len(re.findall(failed, result.output)) == 2
     assert "2 runs, " in result.output
     (outside.parent / "mended").touch()

@@ -244,6 +244,8 @@ def _doctor() -> None:
     probe, pip = _python("-c", PROBE), _python("-m", "pip", "check")
     click.echo(probe.stdout, nl=False)
     wrong = [line for line in pip.stdout.splitlines() if line.startswith("uqlab ")]
+    if "No module named pip" in pip.stderr:
+        click.echo("packages   not checked: pip is not installed")
     if probe.returncode:
         wrong.append(probe.stderr.strip().rpartition("\n")[2])
     for line in wrong:
@@ -306,20 +308,14 @@ def _run(
         return _only_say(planned)
     cores = 1 if shutil.which("nvidia-smi") else min(cpu_count(), len(planned))
     execution.run_all(planned, at_a_time=jobs or cores, **options)
-    click.echo(f"look at: {tables.gallery(output_dir / profile)}")
-    _end(planned)
+    click.echo(f"look at: {tables.gallery(root)}")
+    _end(execution.Report(root, planned))
 
 
-def _end(jobs: list[Job]) -> None:
-    """Say how many claims hold and why runs failed; exit with 1 if any did."""
-    failed = [job for job in jobs if job.status == "failed"]
-    for job in failed:
-        click.echo(f"\n{job.reason}")
-    records = [Record.read(job.folder) for job in jobs if job not in failed]
-    claims = [claim for record in records for claim in record.claims.values()]
-    held = [claim.holds for claim in claims if not claim.algebra]
-    click.echo(f"{sum(held)} of {len(held)} claims hold")
-    if failed:
+def _end(report: execution.Report) -> None:
+    """Say how runs ended; exit with 1 if any failed."""
+    click.echo(execution.summary(report))
+    if report.failed:
         raise SystemExit(1)
 
 
@@ -395,12 +391,10 @@ def _sweep(notebook, grid, parameters, output_dir, **options) -> None:
     report = execution.sweep(notebook, grid, parameters, root=output_dir, **options)
     if options["dry_run"]:
         return _only_say(report.outcomes)
-    click.echo(execution.summary(report))
     if len(report.failed) < len(report.outcomes):
         _save(report.folder)
     click.echo(f"look at: {tables.gallery(report.folder.parent)}")
-    if report.failed:
-        raise SystemExit(1)
+    _end(report)
 
 
 def _save(folder: Path) -> None:
@@ -463,7 +457,7 @@ def _report(parameters, profile, output_dir, timeout, **brought) -> None:
     execution.run_all([job], timeout=timeout)
     if job.status == "ok":
         _show(job.folder, output_dir, name)
-    _end([job])
+    _end(execution.Report(output_dir, [job]))
 
 
 def _report_of(output_dir, logits, watch, **brought):

@@ -53,7 +53,7 @@ Grid = Mapping[str, Iterable[Any] | str]  # parameter -> its values, or their te
 
 
 class RunError(RuntimeError):
-    """A notebook failed: the first line says in which cell and why."""
+    """A notebook failed: the message says in which cell and why."""
 
 
 @dataclass
@@ -87,8 +87,7 @@ class Job:
 
     def __str__(self) -> str:
         varied = " ".join(f"{name}={value}" for name, value in self.varied.items())
-        label, why = varied or self.notebook.stem, self.reason.partition("\n")
-        return f"{label}  {self.status}  {why[0]}"
+        return f"{varied or self.notebook.stem}  {self.status}  {self.reason}"
 
 
 class Report(NamedTuple):
@@ -223,7 +222,7 @@ def _run(
         shutil.rmtree(failed, ignore_errors=True)
         if not stop.is_set():
             temporary.rename(failed)
-        reason = f"{job.notebook.stem} failed: {error}\nkept: {failed}"
+        reason = f"{job.notebook.stem} failed: {error}; kept: {failed}"
         raise RunError(reason) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -234,7 +233,8 @@ def _manifest(job: Job, variables: dict[str, str]) -> Manifest:
     present = Present()
     values = {name: v for name, v in job.values.items() if name != "output_dir"}
     versions = {each.name: each.version for each in metadata.distributions()}
-    return Manifest(
+    return replace(
+        present.now,
         notebook=str(job.notebook).removeprefix(f"{Path.cwd()}{os.sep}"),
         source_sha256=job.source,
         profile=job.profile,
@@ -242,8 +242,6 @@ def _manifest(job: Job, variables: dict[str, str]) -> Manifest:
         data=present.data(values, job.notebook.parent),
         started=datetime.now(UTC).isoformat(timespec="milliseconds"),
         threads=int(variables["OMP_NUM_THREADS"].split(",")[0]),
-        uqlab=present.uqlab,
-        commit=present.commit,
         packages={"python": platform.python_version()} | versions,
     )
 

@@ -95,11 +95,10 @@ def commit() -> str:
 
 
 class Present:
-    """The current version and commit of uqlab, and files, each read once."""
+    """The version and commit of uqlab as they are `now`, and files, each read once."""
 
     def __init__(self) -> None:
-        self.uqlab = uqlab.__version__
-        self.commit = commit()
+        self.now = Manifest(uqlab=uqlab.__version__, commit=commit())
         self._digest = functools.cache(_digest)
 
     def data(self, parameters: Values, folder: Path) -> dict[str, str]:
@@ -111,9 +110,8 @@ class Present:
 
     def stale(self, manifest: Manifest) -> str:
         """Say why a finished run is stale; empty if nothing has changed since."""
-        now = Manifest(uqlab=self.uqlab, commit=self.commit).code
-        if manifest.code != now:
-            return f"of uqlab {manifest.code}, now {now}"
+        if manifest.code != self.now.code:
+            return f"of uqlab {manifest.code}, now {self.now.code}"
         for place, digest in manifest.data.items():
             if self._digest(place) != digest:
                 return f"{Path(place).name} changed since"
