@@ -264,7 +264,7 @@ def _python(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @main.command("run")
-@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
+@click.argument("notebooks", nargs=-1)
 @_profile
 @_parameters
 @_into("figures")
@@ -288,10 +288,10 @@ def _run(
 ) -> None:
     """Run notebooks headless, with other values.
 
-    The results go into OUTPUT_DIR/PROFILE/NOTEBOOK, and the gallery is built. NOTEBOOK
-    is a path, a name or the start of one (03, studies/03); default all lessons that
-    have the profile. Exit code 1 if any fails; a claim that does not hold is a finding,
-    no failure.
+    The results go into OUTPUT_DIR/PROFILE/NOTEBOOK, and the gallery is built. NOTEBOOKS
+    are paths, names or starts of names (03, studies/03); default all lessons that have
+    the profile. Exit code 1 if any fails; a claim that does not hold is a finding, no
+    failure.
     """
     from joblib import cpu_count
 
