@@ -2,12 +2,9 @@
 
 import hashlib
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -189,23 +186,3 @@ def test_timeout(project):
     assert result.exit_code == 1
     assert "took more than 1" in result.output
     assert (project / "figures" / "quick" / "{slow}.failed").exists()
-
-
-def test_interrupt_stops_the_kernel_and_leaves_nothing(project):
-    sleep = "import os, time\nopen('pid.tmp', 'w').write(str(os.getpid()))\nos.rename('pid.tmp', 'pid')\ntime.sleep(600)"
-    notebook(project / "02_slow.ipynb", sleep)
-    command = [sys.executable, "-m", "uqlab.runs", "run", "02_slow.ipynb"]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, preexec_fn=heed_interrupts
-    )
-    deadline = time.monotonic() + 240
-    while not (project / "pid").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 130
-    assert errors == b"stopped; 0 of 1 runs are done\n"
-    left = [path.suffix for path in (project / "figures" / "quick").iterdir()]
-    assert {*left} <= {".lock"}
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((project / "pid").read_text()), 0)

@@ -150,15 +150,15 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
         The value is not data.
     """
     output_dir()
-    pandas, kind = sys.modules.get("pandas"), "numbers"
-    data = value
-    if pandas and isinstance(value, pandas.DataFrame | pandas.Series):
-        frame, kind = pandas.DataFrame(value), "tables"
+    data, kept = value, _record.numbers
+    if hasattr(value, "notna"):  # of pandas
+        frame = value.to_frame() if value.ndim == 1 else value
         data = frame.astype(object).where(frame.notna(), None).to_dict("split")
+        kept = _record.tables
     data = plain(name, data, allow_nan)
     _record.numbers.pop(name, None)
     _record.tables.pop(name, None)
-    getattr(_record, kind)[name] = data
+    kept[name] = data
     _save()
     return value
 
