@@ -481,9 +481,11 @@ def _report_of(output_dir, logits, watch, **brought):
 def _brought(model, weights, dataset, ood, settings):
     """Return what a command line names as parameters of lesson 16."""
     module, _, function = model.partition(":")
-    place = module.replace(".", "/")
-    if Path(f"{place}.py").is_file():  # a kernel runs in another folder
-        model = f"{place}.py:{function}"
+    file = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
+    if Path(file).expanduser().is_file():  # a kernel runs in another folder
+        model = f"{file}:{function}"
+    elif file == module:
+        raise ValueError(f"no file {file}; a model is FILE.py:FUNCTION or a folder")
     values = {
         "model": _from_here(model, folders=True),
         "weights": [_from_here(text, folders=True) for text in weights],
