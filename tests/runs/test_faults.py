@@ -1,4 +1,4 @@
-"""Faults: processes killed, a notebook that raises, hangs or dies, a full disk, Ctrl-C; nothing finished is ever lost.
+"""Faults: processes killed, a notebook that raises or dies, a full disk, Ctrl-C; nothing finished is ever lost.
 
 The notebook's behaviour follows from its seed and from files in its folder, where it also leaves word of every start.
 """
@@ -90,42 +90,37 @@ def half_done(project: Path) -> list[Path]:
 
 
 def test_a_run_that_fails_stops_no_other(desk):
-    """Of five at once one raises, one hangs, one's kernel is killed, one can write no more; the fifth is well."""
+    """Of four at once one raises, one's kernel is killed, one can write no more; the fourth is well."""
     misbehave = """if not mended and seed == 1:
     raise ValueError("the reason")
 if not mended and seed == 2:
-    time.sleep(600)
-if not mended and seed == 3:
     os.kill(os.getpid(), signal.SIGKILL)
-if seed == 4:
+if seed == 3:
     print("x" * 300_000)"""
     notebook(desk / "0.ipynb", START, misbehave, parameters=PARAMETERS)
 
     def limit():  # what a full disk does: a write fails half-way
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
-    process = sweep_command(
-        "-g", "seed", "0:5", "--jobs", "5", "--timeout", "60", before=limit
-    )
+    process = sweep_command("-g", "seed", "0:4", "--jobs", "4", before=limit)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, output
-    summed = output.partition("failed: 4\n")[2].splitlines()
+    summed = output.partition("failed: 3\n")[2].splitlines()
     lines = [line.split("  ", 1) for line in summed if line.startswith("seed=")]
     reasons = dict(lines)
-    assert reasons.keys() == {f"seed={seed}" for seed in range(1, 5)}, output
+    assert reasons.keys() == {f"seed={seed}" for seed in range(1, 4)}, output
     assert "In [4] ValueError: the reason" in reasons["seed=1"]
-    assert "took more than 60" in reasons["seed=2"]
-    assert "Kernel died" in reasons["seed=3"]
-    assert "File too large" in reasons["seed=4"]
+    assert "Kernel died" in reasons["seed=2"]
+    assert "File too large" in reasons["seed=3"]
     assert finished(desk) == 1
     assert half_done(desk) == []
     wait_for(lambda: not any(lives(kernel) for _, kernel in starts(desk)))
 
     (desk / "mended").touch()
-    report = runs.sweep("0.ipynb", {"seed": "0:5"}, jobs=4, progress=False)
-    assert [o.status for o in report.outcomes] == ["done before"] + ["ok"] * 4
-    assert sorted(seed for seed, _ in starts(desk)) == [0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert finished(desk) == 5
+    report = runs.sweep("0.ipynb", {"seed": "0:4"}, jobs=4, progress=False)
+    assert [o.status for o in report.outcomes] == ["done before"] + ["ok"] * 3
+    assert sorted(seed for seed, _ in starts(desk)) == [0, 1, 1, 2, 2, 3, 3]
+    assert finished(desk) == 4
 
 
 @pytest.mark.parametrize(

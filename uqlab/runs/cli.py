@@ -129,7 +129,6 @@ _profile = click.option(
     show_default=True,
     help="Parameter set of notebooks/profiles.yaml.",
 )
-_timeout = click.option("--timeout", type=float, help="Seconds for each notebook.")
 _gpus = click.option(
     "--gpus",
     default="",
@@ -274,7 +273,6 @@ def _python(*arguments: str) -> subprocess.CompletedProcess:
     help="Notebooks at a time; default all cores, or 1 beside a GPU.",
 )
 @_gpus
-@_timeout
 @click.option(
     "--studies",
     "kind",
@@ -372,7 +370,6 @@ def _needs(notebook: Path, profile: str) -> list[str]:
     help="Of a worker, for each run: GPU=1 gives it one for itself.",
 )
 @_gpus
-@_timeout
 @click.option(
     "--keep-stale",
     is_flag=True,
@@ -431,8 +428,7 @@ SAVED = "saved_logits"  # the study that needs no model
 @_pairs("-p", "--parameter", "parameters", help="Of the notebook. Repeatable.")
 @_profile
 @_into("report")
-@_timeout
-def _report(parameters, profile, output_dir, timeout, **brought) -> None:
+def _report(parameters, profile, output_dir, **brought) -> None:
     """Report what a network of yours knows.
 
     MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network, or a
@@ -454,7 +450,7 @@ def _report(parameters, profile, output_dir, timeout, **brought) -> None:
         raise ValueError(f"{twice[0]}: given by an option and by -p; choose")
     folder = output_dir / name if "alarm" in values else output_dir
     job = Job.of(find(page), values | parameters, profile, folder / page)
-    execution.run_all([job], timeout=timeout)
+    execution.run_all([job])
     if job.status == "ok":
         _show(job.folder, output_dir, name)
     _end(execution.Report(output_dir, [job]))

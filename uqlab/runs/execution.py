@@ -111,7 +111,7 @@ def execute(
     *,
     profile: str = "quick",
     folder: StrPath | None = None,
-    **options: Any,
+    threads: int | None = None,
 ) -> Path:
     """Execute one notebook; return its result folder, which appears whole or not.
 
@@ -126,9 +126,8 @@ def execute(
     folder
         Default figures/<profile>/<notebook>. An earlier result there is replaced only
         by a success; what a failed notebook executed is kept in <folder>.failed.
-    **options
-        `threads` of the kernel, by default all cores, and `timeout`, the seconds for
-        the whole notebook.
+    threads
+        Of the kernel; default all cores.
 
     Raises
     ------
@@ -140,7 +139,7 @@ def execute(
     notebook = find(notebook)
     folder = Path(folder or Path("figures", profile, notebook.stem))
     job = Job.of(notebook, parameters or {}, profile, folder)
-    _compute(job, **options)
+    _compute(job, threads=threads)
     return job.folder
 
 
@@ -150,7 +149,6 @@ def _compute(
     wait: bool = True,
     reuse: bool = False,
     threads: int | None = None,
-    timeout: float | None = None,
     stop: Event | None = None,
     gpus: Sequence[str] | None = (),
 ) -> float:
@@ -173,7 +171,7 @@ def _compute(
         if not (reuse and _done(job, Present())):
             _check_replaceable(job)
             with _one_gpu(gpus, stop) as variables:
-                _run(job, _environment(threads) | variables, timeout, stop)
+                _run(job, _environment(threads) | variables, stop)
     return time.monotonic() - begun
 
 
@@ -202,9 +200,7 @@ def _check_replaceable(job: Job) -> None:
         raise ValueError("the notebook changed while the sweep ran; sweep again")
 
 
-def _run(
-    job: Job, variables: dict[str, str], timeout: float | None, stop: Event
-) -> None:
+def _run(job: Job, variables: dict[str, str], stop: Event) -> None:
     """Run a job in a temporary folder, and rename it to the job's, or to .failed."""
     temporary = _hidden(job, "tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
@@ -213,7 +209,7 @@ def _run(
     manifest = _manifest(job, variables)
     begun = time.monotonic()
     try:
-        run_notebook(job, temporary, variables, timeout, stop)
+        run_notebook(job, temporary, variables, stop)
         manifest.seconds = round(time.monotonic() - begun, 3)
         _finish(temporary, manifest)
         _replace(job, manifest)
@@ -273,18 +269,13 @@ def _replace(job: Job, manifest: Manifest) -> None:
 
 
 def run_notebook(
-    job: Job,
-    folder: Path,
-    variables: dict[str, str],
-    timeout: float | None,
-    stop: Event,
+    job: Job, folder: Path, variables: dict[str, str], stop: Event
 ) -> None:
     """Execute the notebook in a new process, which ends when its input closes.
 
     Raises RuntimeError with the last line that the process printed.
     """
     printed = folder / "error.txt"
-    end = time.monotonic() + (timeout or float("inf"))
     with (
         printed.open("w") as log,
         subprocess.Popen(
@@ -299,22 +290,19 @@ def run_notebook(
     ):
         arguments = [str(job.notebook), str(folder / job.notebook.name), job.parameters]
         print(json.dumps(arguments), file=process.stdin, flush=True)
-        while process.poll() is None and time.monotonic() < end:
-            if stop.wait(0.05):
-                break
-        running = process.poll() is None
+        while process.poll() is None and not stop.wait(0.05):
+            pass
     if process.returncode:
-        lines = printed.read_text("utf-8", "replace").strip().splitlines()
-        late = f"stopped, or it took more than {timeout} s (timeout)"
-        raise RuntimeError(late if running or not lines else lines[-1][:160])
+        lines = printed.read_text("utf-8", "replace").split("\n")
+        raise RuntimeError(next(filter(None, reversed(lines)), "stopped")[:160])
     printed.unlink()
 
 
 def _papermill() -> None:
     """Execute a notebook, named by a line of input; the last line says why it failed.
 
-    When the input is closed, by a runner that stops, is out of time or dies, this
-    process ends together with its kernel.
+    When the input is closed, by a runner that stops or dies, this process ends together
+    with its kernel.
     """
     notebook, output, parameters = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_runner, daemon=True).start()
@@ -490,7 +478,7 @@ def run_one(
     profile: str = "quick",
     root: StrPath = "figures",
     keep_stale: bool = False,
-    **options: Any,
+    threads: int | None = None,
 ) -> Path:
     """Return the result folder of one run, computing it if it is not there.
 
@@ -500,7 +488,7 @@ def run_one(
     """
     (job,) = _jobs_of_grid(find(notebook), profile, root, {}, parameters or {})
     if not _done(job, Present(), keep_stale):
-        _compute(job, reuse=True, **options)
+        _compute(job, reuse=True, threads=threads)
     return job.folder
 
 
@@ -542,7 +530,7 @@ def sweep(
     dry_run
         Compute nothing; the `status` of the outcomes says what would run.
     **options
-        `timeout`, the seconds for each run; `gpus`, numbers of GPUs of this machine,
+        `gpus`, numbers of GPUs of this machine,
         ["0", "1"]: each run has one for itself, and as many run at a time; `cluster`,
         the address of a running Dask scheduler, whose workers see the same files, and
         `resources`, what each run needs of a worker, such as {"GPU": 1}, which gives it
