@@ -45,7 +45,7 @@ class Manifest:
     source_sha256: str = ""
     profile: str = ""
     parameters: Values = field(default_factory=dict)
-    data: dict[str, str] = field(default_factory=dict)
+    data: dict[str, str | None] = field(default_factory=dict)
     started: str = ""
     seconds: float | int = 0
     threads: int | None = None
@@ -101,7 +101,7 @@ class Present:
         self.now = Manifest(uqlab=uqlab.__version__, commit=commit())
         self._digest = functools.cache(_digest)
 
-    def data(self, parameters: Values, folder: Path) -> dict[str, str]:
+    def data(self, parameters: Values, folder: Path) -> dict[str, str | None]:
         """Return the checksums of the files that parameters name.
 
         Relative paths are seen from `folder`, the notebook's.
@@ -160,18 +160,20 @@ def _modules(module: str, folder: Path) -> list[str]:
     return [f"{path}/**/*.py", f"{root}/*.py", f"{root}/*/*.py", f"{root}/*/*/*.py"]
 
 
-def _digest(place: str) -> str:
+def _digest(place: str) -> str | None:
     """Return the checksum of a file, or of the files in a folder or of a pattern.
 
     Hidden files and caches of Python do not count.
     """
-    if os.path.isfile(place):
-        return sha256(place)
-    pattern = glob.escape(place) if os.path.isdir(place) else place
-    found = glob.glob(pattern, recursive=True)
-    found += glob.glob(f"{pattern}/**", recursive=True)
-    files = [name for name in found if os.path.isfile(name)]
-    return fingerprint({n: sha256(n) for n in sorted(files) if n[-4:] != ".pyc"})
+    with suppress(OSError):  # what cannot be read has none
+        if os.path.isfile(place):
+            return sha256(place)
+        pattern = glob.escape(place) if os.path.isdir(place) else place
+        found = glob.glob(pattern, recursive=True)
+        found += glob.glob(f"{pattern}/**", recursive=True)
+        files = [name for name in sorted(found) if os.path.isfile(name)]
+        return fingerprint({n: sha256(n) for n in files if not n.endswith(".pyc")})
+    return None
 
 
 def cached(
