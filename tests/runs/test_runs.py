@@ -176,12 +176,3 @@ runpy.run_module("uqlab.runs.execution", run_name="__main__")"""
         how = {"input": '["x", "y", {}]\n', "capture_output": True, "text": True}
         done = subprocess.run([sys.executable, "-c", code], **how)
         assert done.stdout.count("called") == count, done.stderr
-
-
-def test_a_path_with_braces(project):
-    """Which papermill fills."""
-    notebook(project / "{slow}.ipynb", "1 / 0")
-    result = call("run", "{slow}.ipynb")
-    assert result.exit_code == 1
-    assert "ZeroDivisionError" in result.output
-    assert (project / "figures" / "quick" / "{slow}.failed").exists()

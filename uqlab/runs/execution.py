@@ -311,8 +311,8 @@ def _papermill() -> None:
 
     start = functools.partial(
         execute_notebook,
-        # papermill fills what stands in braces
-        *[path.replace("{", "{{").replace("}", "}}") for path in (notebook, output)],
+        notebook,
+        output,
         parameters,
         cwd=os.path.dirname(notebook),
         kernel_name="python3",
@@ -395,34 +395,28 @@ def run_all(
     resources: Values | None = None,
     gpus: Sequence[str] = (),
     quiet: bool = False,
-    **options: Any,
+    reuse: bool = False,
 ) -> None:
     """Compute jobs here or on a cluster; their `status` says how each ended.
 
     Jobs that another process is computing are waited for at the end. On a cluster a run
-    that needs a GPU, by `resources`, has one of its worker's. `options` are keywords of
+    that needs a GPU, by `resources`, has one of its worker's. For `reuse` see
     `_compute`.
     """
     from tqdm import tqdm
 
     pool = _cluster(cluster, resources) if cluster else _here(at_a_time, gpus)
     bar = tqdm(total=len(jobs), disable=quiet or None, leave=False)
-    try:
-        with bar, pool as (executor, more):
-            for wait in (False, True):
-                work = functools.partial(_compute, wait=wait, **options, **more)
-                todo = [job for job in jobs if job.status == "would run"]
-                pending = {executor.submit(work, job): job for job in todo}
-                for future in futures.as_completed(pending):
-                    if _ended(future, job := pending[future]):
-                        bar.update()
-                        if job.status == "failed" or not quiet:
-                            bar.write(str(job))
-    except KeyboardInterrupt:
-        left = [job.status for job in jobs].count("would run")
-        done = f"{len(jobs) - left} of {len(jobs)} runs are done"
-        click.echo(f"stopped; {done}", err=True)
-        raise
+    with bar, pool as (executor, more):
+        for wait in (False, True):
+            work = functools.partial(_compute, wait=wait, reuse=reuse, **more)
+            todo = [job for job in jobs if job.status == "would run"]
+            pending = {executor.submit(work, job): job for job in todo}
+            for future in futures.as_completed(pending):
+                if _ended(future, job := pending[future]):
+                    bar.update()
+                    if job.status == "failed" or not quiet:
+                        bar.write(str(job))
 
 
 def _ended(future: futures.Future, job: Job) -> bool:
@@ -478,7 +472,6 @@ def run_one(
     profile: str = "quick",
     root: StrPath = "figures",
     keep_stale: bool = False,
-    threads: int | None = None,
 ) -> Path:
     """Return the result folder of one run, computing it if it is not there.
 
@@ -488,7 +481,7 @@ def run_one(
     """
     (job,) = _jobs_of_grid(find(notebook), profile, root, {}, parameters or {})
     if not _done(job, Present(), keep_stale):
-        _compute(job, reuse=True, threads=threads)
+        _compute(job, reuse=True)
     return job.folder
 
 
