@@ -254,7 +254,8 @@ def _finish(folder: Path, manifest: Manifest) -> None:
 def _replace(job: Job, manifest: Manifest) -> None:
     """Rename the temporary folder; the old result goes when it has taken its place."""
     temporary, old = _hidden(job, "tmp"), _hidden(job, "old")
-    written = {"manifest.json", *Manifest.read(job.folder).files, *manifest.files}
+    written = {"manifest.json", "results.json", *manifest.files}
+    written |= Manifest.read(job.folder).files.keys()
 
     def of_runs(place, names):
         paths = {name: Path(place, name).relative_to(job.folder) for name in names}

@@ -69,14 +69,15 @@ def locate(sweep: StrPath, profile: str = "quick", root: StrPath = "figures") ->
     path = Path(sweep).expanduser()
     if path.suffix != ".ipynb" and path.exists():
         return path
-    place = project(Path.cwd()) / Path(root).expanduser() / profile
-    place /= f"{find(sweep).stem}.sweep"
-    if not place.exists():
+    if path.suffix != ".sweep":
+        path = project(Path.cwd()) / Path(root).expanduser() / profile
+        path /= f"{find(sweep).stem}.sweep"
+    if not path.exists():
         raise ValueError(
             f"no sweep of {sweep} with profile {profile}; "
             "first: uqlab sweep NOTEBOOK -g NAME VALUES"
         )
-    return place
+    return path
 
 
 def _read(sweep: Path) -> "DataFrame":
