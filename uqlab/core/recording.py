@@ -248,24 +248,30 @@ def claims() -> "DataFrame":
 
     # A lesson and its study share the folder, but not all claims.
     texts = _held(_table(_real / "sentences.csv"), _seeds.stem)
-    long = _held(_table(_real / "table.csv"))
-    about, made = read_json(_real / "manifest.json"), Record.read(_real).claims
-    dataset = about.get("parameters", {}).get("dataset")
-    where = (f", {dataset}" if dataset else "") + f", uqlab {about.get('uqlab')}"
-    rows = []
+    long, rows = _long_runs(), []
     for name, claim in _record.claims.items():
         *found, paper = claim.row()
-        held = NOTHING
-        if name in long and name in made:
-            # Earlier runs said in the sentence how the margin is measured.
-            sentence = made[name].sentence.partition(" (margin: ")[0]
-            quoted = "" if sentence == claim.sentence else f": “{sentence}”"
-            held = long[name] + where + quoted
+        held, sentence = long.get(name, (NOTHING, claim.sentence))
+        if sentence != claim.sentence:
+            held += f": “{sentence}”"
         rows.append((*found, held, texts.get(name, NOTHING), paper))
     names = ["claim", "this run", "other seeds", "margin", "`real` run", "sentences"]
     frame = pandas.DataFrame(rows, columns=[*names, "paper"]).set_index("claim")
     told = ["other seeds", "`real` run", "sentences"]
     return frame.drop(columns=[c for c in told if set(frame[c]) <= {NOTHING}])
+
+
+def _long_runs() -> dict[str, tuple[str, str]]:
+    """Return how each claim of the committed long runs ended, and its sentence."""
+    about, made = read_json(_real / "manifest.json"), Record.read(_real).claims
+    dataset = about.get("parameters", {}).get("dataset")
+    where = (f", {dataset}" if dataset else "") + f", uqlab {about.get('uqlab')}"
+    return {
+        # Earlier runs said in the sentence how the margin is measured.
+        name: (held + where, made[name].sentence.partition(" (margin: ")[0])
+        for name, held in _held(_table(_real / "table.csv")).items()
+        if name in made
+    }
 
 
 def committed(name: str, form: str = ".3f") -> str:
