@@ -124,17 +124,17 @@ def of_collect(runs):
 
 
 def of_resume(runs):
-    from uqlab.runs import sweeps
+    from uqlab.runs import sweep
 
     notebook = finished(runs)
-    return lambda: sweeps.sweep(notebook, {"seed": range(runs)}, progress=False)
+    return lambda: sweep(notebook, {"seed": range(runs)}, progress=False)
 
 
 def of_gallery(runs):
-    from uqlab.runs import gallery
+    from uqlab.runs import tables
 
     finished(runs)
-    return lambda: gallery.build(Path("figures"))
+    return lambda: tables.gallery(Path("figures"))
 
 
 # Series: what is made for a size, the sizes, and the exponents of time and memory in theory (None: not fitted).

@@ -21,7 +21,7 @@ from distributed import LocalCluster
 
 import uqlab
 from uqlab.core.files import sha256
-from uqlab.runs import execution, sweeps
+from uqlab.runs import sweep
 from uqlab.runs.manifest import Manifest, commit
 
 RUNS, STEPS = 4, 40_000_000
@@ -50,8 +50,8 @@ def write_notebook(path: Path) -> None:
 
 def pretend(notebook: Path, runs: int, size: int) -> None:
     """Write finished runs: `size` bytes of figures, and as many numbers and packages as a real run has."""
-    grid, now = {"seed": range(runs)}, commit()
-    jobs = sweeps.jobs_of_grid(notebook, "quick", "figures", grid, {})
+    now, packages = commit(), {f"package-{i}": "1.0" for i in range(200)}
+    jobs = sweep(notebook, {"seed": range(runs)}, dry_run=True).outcomes
     for job in jobs:
         folder = job.folder
         folder.mkdir(parents=True)
@@ -66,7 +66,7 @@ def pretend(notebook: Path, runs: int, size: int) -> None:
             source_sha256=job.source,
             started=f"2026-01-01T00:00:00+00:00 {seed}",
             seconds=1.0,
-            packages=execution.packages(),
+            packages=packages,
             files={path.name: sha256(path) for path in folder.iterdir()},
             uqlab=uqlab.__version__,
             commit=now,
@@ -103,8 +103,8 @@ if __name__ == "__main__":
         write_notebook(notebook)
         turn = iter(range(10**6))
 
-        def sweep(**options):
-            done = sweeps.sweep(
+        def swept(**options):
+            done = sweep(
                 notebook,
                 {"seed": range(RUNS)},
                 root=f"{next(turn)}",
@@ -125,9 +125,9 @@ if __name__ == "__main__":
             n_workers=2, threads_per_worker=1, dashboard_address=None
         ) as cluster:
             ways = {
-                "1 job": lambda: sweep(jobs=1),
-                "2 jobs": lambda: sweep(jobs=2),
-                "2 workers": lambda: sweep(cluster=cluster.scheduler_address),
+                "1 job": lambda: swept(jobs=1),
+                "2 jobs": lambda: swept(jobs=2),
+                "2 workers": lambda: swept(cluster=cluster.scheduler_address),
                 "1 process": lambda: bare(1),
                 "2 processes": lambda: bare(2),
             }

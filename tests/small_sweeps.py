@@ -56,7 +56,6 @@ def stand_in(monkeypatch) -> list[dict]:
 
     monkeypatch.setattr(execution, "run_notebook", papermill)
     monkeypatch.setattr(manifest, "commit", lambda: "abc")
-    monkeypatch.setattr(execution, "packages", lambda: {"torch": "2"})
     return done
 
 

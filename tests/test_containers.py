@@ -69,7 +69,7 @@ def test_the_image_is_built_and_serves_the_pages(tmp_path, options):
             run(["bash", "-c", rest], folder)
         elif step == "CMD":
             assert run([*json.loads(rest), "--version"], folder)[0].isdigit()
-    assert "claims hold" in run(["uqlab", "run", "00", "--profile", "tiny"], folder)
+    assert "ok: 1" in run(["uqlab", "run", "00", "--profile", "tiny"], folder)
 
 
 def test_the_image_has_a_reader_a_token_and_the_pythons_version():

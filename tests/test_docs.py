@@ -127,7 +127,7 @@ def lesson(tmp_path):
     (run / "curve.png").write_bytes(GREY)
     figures = {"curve": {"caption": "At < 3 it falls."}}
     (run / "results.json").write_text(json.dumps({"figures": figures}))
-    now = Present()
+    now = Present().now
     files = {name: sha256(run / name) for name in ("results.json", notebook.name)}
     made = {"uqlab": now.uqlab, "commit": now.commit, "parameters": {"seed": 0}}
     source = parameters.source_sha256(notebook)

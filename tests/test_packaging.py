@@ -162,12 +162,12 @@ def test_nothing_tells_to_install_uqlab_from_the_index_and_nothing_is_a_link():
 
 WHEEL = """import importlib, pathlib, pkgutil, sys
 import uqlab
-from uqlab.runs import gallery
+from uqlab.runs import tables
 assert pathlib.Path(sys.prefix) in pathlib.Path(uqlab.__file__).parents, uqlab.__file__
 for module in pkgutil.walk_packages(uqlab.__path__, "uqlab."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-print(gallery.build(pathlib.Path("figures")).read_text())"""
+print(tables.gallery(pathlib.Path("figures")).read_text())"""
 
 
 OUTSIDE = """import pathlib, sys
@@ -219,6 +219,7 @@ def test_the_wheel_is_whole(tmp_path):
     (own / "shared.pth").write_text("\n".join(shared))
     figure = tmp_path / "figures" / "00_some"
     figure.mkdir(parents=True)
+    (figure / "manifest.json").write_text("{}")
     (figure / "results.json").write_text('{"numbers": {"width": 0.25}}')
     assert "width" in run(python, "-I", "-c", WHEEL, cwd=tmp_path)
 

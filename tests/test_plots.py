@@ -276,11 +276,7 @@ def test_save_writes_png_and_pdf_and_describes_the_figure(tmp_path, ax):
     assert (tmp_path / "line.png").read_bytes()[:4] == PNG
     assert (tmp_path / "line.pdf").read_bytes()[:4] == PDF
     assert read_json(tmp_path / "results.json")["figures"] == {
-        "line": {
-            "caption": "A line rises.",
-            "paper": "Kirsch 2024, Fig. 1",
-            "files": ["line.pdf", "line.png"],
-        }
+        "line": {"caption": "A line rises.", "paper": "Kirsch 2024, Fig. 1"}
     }
 
 

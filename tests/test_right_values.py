@@ -14,10 +14,9 @@ from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
 from torch import nn
 from torch.testing import assert_close
 
-from uqlab import data, ensembles, extraction, heads, metrics, models, training
+from uqlab import data, ensembles, extraction, heads, metrics, models, runs, training
 from uqlab.analysis import representations
 from uqlab.core.modules import classifier_of
-from uqlab.runs import sweeps
 from uqlab.study import decide, methods, scores
 
 L, S = nn.Linear, nn.Sequential
@@ -180,10 +179,10 @@ def test_a_run_is_stale_when_a_file_that_it_names_has_changed(
     path.parent.mkdir(exist_ok=True)
     path.write_text("1")
     for expected in ("ok", "done before"):
-        (outcome,) = sweeps.sweep("00", {"name": [named]}).outcomes
+        (outcome,) = runs.sweep("00", {"name": [named]}).outcomes
         assert outcome.status == expected
     path.write_text("2")
-    (outcome,) = sweeps.sweep("00", {"name": [named]}).outcomes
+    (outcome,) = runs.sweep("00", {"name": [named]}).outcomes
     assert outcome.status == "ok"
 
 

@@ -27,7 +27,6 @@ from uqlab import runs
 from uqlab.core.files import read_json, write
 from uqlab.core.recording import Record
 from uqlab.runs import parameters, tables
-from uqlab.runs.execution import named
 from uqlab.runs.manifest import Manifest
 
 HEAD = """# Long runs of the pages
@@ -101,14 +100,18 @@ def keep(sweep: Path, folder: Path, figures: Iterable[str]) -> None:
     The manifest is cut to the files that are kept; data files in the current folder are
     named as seen from there.
     """
-    frame = tables.read(sweep)
+    frame = runs.load(sweep)
     first = sweep / frame.run[0]
     manifest = Manifest.read(first)
     kept = ["results.json", *(f"{name}.png" for name in figures)]
     folder.mkdir(parents=True, exist_ok=True)
     for name in kept:
         shutil.copyfile(first / name, folder / name)
-    data = {named(Path(path).resolve()): sum_ for path, sum_ in manifest.data.items()}
+    here = f"{Path.cwd().resolve()}/"
+    data = {
+        str(Path(path).resolve()).removeprefix(here): checksum
+        for path, checksum in manifest.data.items()
+    }
     files = {name: manifest.files[name] for name in kept}
     dataclasses.replace(manifest, data=data, files=files).save(folder)
     write(folder / "table.csv", frame.to_csv(index=False, float_format="%.6g"))

@@ -27,7 +27,7 @@ from PIL import Image
 from uqlab.core.files import Values
 from uqlab.core.recording import Record
 from uqlab.runs import parameters
-from uqlab.runs.manifest import Manifest, Present, finished
+from uqlab.runs.manifest import Manifest, Present
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 80_000  # bytes of a picture
@@ -72,7 +72,7 @@ def up_to_date(notebook: Path, figures: Path) -> bool:
             tables.append(path)
     written = (run / "manifest.json").stat().st_mtime
     old = any(path.stat().st_mtime > written for path in tables)
-    return not old and not Present().stale(made) and finished(run)
+    return not old and not Present().stale(made) and made.undamaged(run)
 
 
 def prose(text: str) -> str:

@@ -19,8 +19,8 @@ from uqlab import runs
 from uqlab.core.files import fingerprint
 from uqlab.core.recording import Record
 from uqlab.runs import parameters
+from uqlab.runs.execution import Report
 from uqlab.runs.manifest import Manifest
-from uqlab.runs.sweeps import Report
 
 SEEDS = "1:6"
 # Pages whose sizes or sentences were changed after a look at seeds that judged them: judged on others.

@@ -62,7 +62,7 @@ def test_record_table(recorded):
         "index": [1, 2],
         "data": [[0.5, 1], [None, 2]],
     }
-    assert recorded()["tables"] == {"t": table | {"index_names": ["width"]}}
+    assert recorded()["tables"] == {"t": table}
     runs.record("t", 1)  # a cell run again, changed
     assert (recorded()["tables"], recorded()["numbers"]) == ({}, {"t": 1})
 

@@ -43,7 +43,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def test_a_report_on_an_ensemble_of_checkpoints(mine):
-    options = "--data mine.npz --ood letters --ood textures --profile tiny --quiet"
+    options = "--data mine.npz --ood letters --ood textures --profile tiny"
     result = call("report", "mine.py:make", "--weights", "three", *options.split())
     assert result.exit_code == 0, result.output
     recorded = read_json(mine / "report" / PAGE / "results.json")
@@ -124,7 +124,7 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
     study.evaluate(logits, labels, far, save="run.npz", repeats=2)
     np.savez("same.npz", logits=draw(400)[0])
     np.savez("new.npz", logits=draw(400, 3)[0])
-    result = call("report", "--logits", "run.npz", "--quiet")
+    result = call("report", "--logits", "run.npz")
     assert result.exit_code == 0, result.output
     recorded = read_json(tmp_path / "report/saved_logits/results.json")
     table = recorded["tables"]["report"]
@@ -133,7 +133,7 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
     assert rows["wrong among the answered"] < 0.03
     assert rows["sets that hold the class"] == pytest.approx(0.95, abs=0.03)
     for name, rings in {"same": False, "new": True}.items():
-        result = call("report", "--watch", f"{name}.npz", "--quiet")
+        result = call("report", "--watch", f"{name}.npz")
         assert result.exit_code == 0, result.output
         folder = tmp_path / f"report/watch_{name}/saved_logits"
         assert bool(read_json(folder / "results.json")["numbers"]["rings"]) == rings
@@ -142,11 +142,11 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
     found = read_json(folder / "results.json")
     (tmp_path / "later").mkdir()
     np.savez("later/new.npz", logits=draw(400)[0])
-    result = call("report", "--watch", "later/new.npz", "--quiet")
-    assert re.search(r"report/watch_new_\w+\.html", result.output), result.output
+    result = call("report", "--watch", "later/new.npz")
+    assert (result.exit_code, "is the report on" in result.output) == (2, True)
     assert read_json(folder / "results.json") == found
     np.savez("wide.npz", logits=draw(400, classes=7)[0])
-    result = call("report", "--watch", "wide.npz", "--quiet")
+    result = call("report", "--watch", "wide.npz")
     assert (result.exit_code, "4 classes" in result.output) == (1, True)
 
 
@@ -159,7 +159,7 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
             ["mine.py:make", "--logits", "mine.npz"],
             "one of --logits, --watch and a model",
         ),
-        (["mine.py:make", "-p", "modle", "x"], "did you mean 'model'"),
+        (["mine.py:make", "-p", "modle", "x"], "unknown parameter 'modle'"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(mine, arguments, words):

@@ -11,7 +11,7 @@ from small_networks import images, vit
 
 from uqlab import data, ensembles, training
 from uqlab.core.files import sha256, write
-from uqlab.runs.manifest import Manifest, finished
+from uqlab.runs.manifest import Manifest
 
 ONCE = {"lr": 0.1, "progress": False}
 
@@ -46,7 +46,7 @@ def finished_run(folder, file):
     Manifest(files=files, parameters={"seed": 0}, seconds=1.5).save(folder)
 
     def read():
-        if not finished(folder):
+        if not Manifest.read(folder).undamaged(folder):
             raise ValueError("the run is computed anew")
         both = ("manifest.json", "results.json")
         return [json.loads((folder / name).read_text()) for name in both]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from uqlab import runs
-from uqlab.runs import caching
+from uqlab.runs import manifest
 
 W = {"w": torch.arange(6.0).view(2, 3), "steps": torch.tensor(7)}
 
@@ -44,9 +44,9 @@ def test_the_second_of_two_equal_calls_is_read(folder, make):
 def test_whatever_is_changed_is_made_anew(
     folder, make, monkeypatch, name, depends_on, commit
 ):
-    monkeypatch.setattr(caching, "commit", lambda: "a")
+    monkeypatch.setattr(manifest, "commit", lambda: "a")
     runs.cached("w", make, torch.ones(3), 0.1)
-    monkeypatch.setattr(caching, "commit", lambda: commit)
+    monkeypatch.setattr(manifest, "commit", lambda: commit)
     runs.cached(name, make, *depends_on)
     assert make.calls == 2
 

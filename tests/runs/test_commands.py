@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.shell_completion import ShellComplete
 from small_runs import call, two_notebooks  # noqa: F401  (a fixture)
 from torch import nn
 
 from uqlab import data
-from uqlab.runs import cli, doctor, parameters, report
+from uqlab.runs import cli, execution, parameters
 from uqlab.study import bring
 
 
@@ -83,17 +82,25 @@ def test_settings_of_a_model_are_data_and_files_that_the_page_finds(
 ):
     """The line of the guide: uqlab report uqlab.models:cifar_resnet -s depth 32."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "best.pt").touch()
+    for name in ("best.pt", "mine.npz", "net.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "digits").mkdir()  # and yet the set of this name is meant
+    planned = []
+    monkeypatch.setattr(execution, "run_all", lambda jobs, **_: planned.extend(jobs))
     typed = {"depth": "32", "rate": "1e-3", "name": "a, b", "file": "best.pt"}
-    values = report.of_model("uqlab.models:cifar_resnet", None, (), (), typed)
-    lesson = parameters.find(report.LESSON)
-    settings = parameters.overrides(lesson, "quick", values)["settings"]
-    assert settings == {
+    options = [word for pair in typed.items() for word in ("-s", *pair)]
+    options += ["--ood", "digits", "--data", "mine.npz[0-3]", "--weights", "*.pt"]
+    call("report", "net.py:make", *options)
+    assert planned[0].parameters["settings"] == {
         **{"depth": 32, "rate": 1e-3, "name": "a, b"},
         "file": str(tmp_path / "best.pt"),
     }
-    task = data.load("digits", limit=9)
-    network = bring.model(values["model"], task, settings={"depth": 32}).model
+    assert planned[0].parameters["model"] == f"{tmp_path}/net.py:make"
+    assert planned[0].parameters["ood"] == ["digits"]
+    assert planned[0].parameters["dataset"] == f"{tmp_path}/mine.npz[0-3]"
+    assert planned[0].parameters["weights"] == [f"{tmp_path}/*.pt"]
+    task, resnet = data.load("digits", limit=9), "uqlab.models:cifar_resnet"
+    network = bring.model(resnet, task, settings={"depth": 32}).model
     assert sum(isinstance(part, nn.Conv2d) for part in network.modules()) == 31
     said = call("report", "--data", "digits", "-p", "dataset", "letters")
     assert "dataset: given by an option and by -p" in said.output
@@ -110,21 +117,19 @@ def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):
     assert "first: uqlab new FOLDER" in said.output
 
 
-def test_completion(project):
-    complete = ShellComplete(cli.main, {}, "uqlab", "_UQLAB_COMPLETE")
-    assert [item.value for item in complete.get_completions([], "swe")] == ["sweep"]
-    found = [item.value for item in complete.get_completions(["sweep"], "--keep")]
-    assert found == ["--keep-stale"]
-
-
 @pytest.mark.parametrize(
     "command",
-    [["run", "00"], ["sweep", "00", "-g", "seed", "0:2"], ["collect"], ["gallery"]],
+    [
+        ["run", "00"],
+        ["sweep", "00", "-g", "seed", "0:2"],
+        ["collect", "00"],
+        ["gallery"],
+    ],
 )
 def test_a_file_is_no_folder_for_results(command, tmp_path):
     file = tmp_path / "file"
     file.touch()
-    said = call(*command, "--profile", "tiny", "--output-dir", file)
+    said = call(*command, "--output-dir", file)
     assert said.exit_code == 2
     assert "is a file" in said.output
     assert list(tmp_path.iterdir()) == [file]
@@ -148,7 +153,7 @@ def test_the_doctor_finds_data_and_caches(project, monkeypatch, tmp_path):
 
 
 def test_the_doctor_says_what_is_wrong(project, monkeypatch):
-    monkeypatch.setattr(doctor, "PROBE", "raise ImportError('libtorch is gone')")
+    monkeypatch.setattr(cli, "PROBE", "raise ImportError('libtorch is gone')")
     said = call("doctor")
     assert said.exit_code == 1
     assert "wrong      ImportError: libtorch is gone; install uqlab anew" in said.output

@@ -7,7 +7,7 @@ import threading
 import pytest
 from small_runs import call, notebook
 
-from uqlab.runs import sweeps
+from uqlab import runs
 
 PAGE = """from uqlab import runs
 import os, time
@@ -39,7 +39,7 @@ def spans(folder):
 def test_no_two_runs_share_a_gpu_also_of_two_sweeps_at_once(page, tmp_path):
     how = {"gpus": ["5", "6"], "root": "other", "progress": False}
     thread = threading.Thread(
-        target=sweeps.sweep, args=(page, {"seed": "4:6"}), kwargs=how
+        target=runs.sweep, args=(page, {"seed": "4:6"}), kwargs=how
     )
     thread.start()
     result = call("sweep", page, "-g", "seed", "0:4", "--gpus", "5, 6")
@@ -61,7 +61,7 @@ def test_a_run_on_a_cluster_has_one_of_its_workers_gpus(page, tmp_path, monkeypa
     with distributed.LocalCluster(resources={"GPU": 2}, **options) as cluster:
         address = cluster.scheduler_address
         how = {"cluster": address, "resources": {"GPU": 1}, "progress": False}
-        report = sweeps.sweep(page, {"seed": "0:4"}, **how)
+        report = runs.sweep(page, {"seed": "0:4"}, **how)
     assert not report.failed
     found = spans(tmp_path)
     assert sorted(found) == ["2", "3"]

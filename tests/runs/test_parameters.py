@@ -49,7 +49,7 @@ def test_values_are_data_of_the_default_s_type(tmp_path, name, text, value):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-p", "sead", "1"], "unknown parameter 'sead'; did you mean 'seed'"),
+        (["-p", "sead", "1"], "unknown parameter 'sead'; 00_good has: seed"),
         (
             ["-p", "seed", "abc"],
             "00_good: parameter seed must be of type int, got 'abc'",
@@ -115,6 +115,7 @@ def test_a_notebook_without_a_profile_is_refused_and_left_out(project):
 
 
 def test_own_files_are_those_of_the_callers_folder(project):
+    """Typed by name, they are found by a page that runs in another folder."""
     (project / "mine.npz").touch()
     (project / "mine.csv.gz").touch()
     here = project.as_posix()
@@ -126,7 +127,8 @@ def test_own_files_are_those_of_the_callers_folder(project):
         "digits": "digits",
         """["mine.npz[1]", 'letters', mine.npz]""": f"""["{here}/mine.npz[1]", 'letters', {here}/mine.npz]""",
     }.items():
-        assert parameters.from_here(given) == meant
+        said = call("run", "00", "-p", "name", given, "--dry-run").output
+        assert str({"name": meant}) in said
 
 
 def test_pages_of_the_package_come_after_one_s_own(project, monkeypatch):
@@ -256,9 +258,11 @@ BEFORE = ["", "import torch\nx = 1", "widths = [0.5, 8.0]  # factors\nmembers = 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("memebrs = 3", "unknown parameter 'memebrs'; did you mean 'members'"),
-        ("seed = 3", "unknown parameter 'seed'; this notebook has: widths, members"),
-        ('widths = "[0.5, 8]"', r"-y: widths must be of type list, got '\[0.5, 8\]'"),
+        ("memebrs = 3", "unknown parameter 'memebrs'; .* has: widths, members"),
+        (
+            'widths = "[0.5, 8]"',
+            r"-y\): .*widths must be of type list, got '\[0.5, 8\]'",
+        ),
         ("members = 2.5", "members must be of type int, got 2.5"),
         ("members = 3\nwidths = [1, 2]", ""),
     ],
@@ -279,7 +283,7 @@ def test_an_executed_page_refuses_a_misspelt_name_and_exports_its_explorers(tmp_
     )
     out = str(tmp_path / "out.ipynb")
     how = {"kernel_name": "python3", "language": "python", "progress_bar": False}
-    with pytest.raises(PapermillExecutionError, match="did you mean 'seed'"):
+    with pytest.raises(PapermillExecutionError, match="unknown parameter 'sede'"):
         execute_notebook(str(page), out, {"sede": 1}, **how)
     execute_notebook(str(page), out, {"seed": 1}, **how)
     html = HTMLExporter().from_filename(out)[0]

@@ -1,14 +1,10 @@
 """Runs: what a run leaves behind, how several are computed, the page of all runs, interrupted and failing ones."""
 
 import hashlib
-import io
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,11 +12,10 @@ import joblib
 import nbformat
 import numpy as np
 import pytest
-from nbclient.exceptions import DeadKernelError
 from small_runs import call, heed_interrupts, notebook, two_notebooks  # noqa: F401  (a fixture)
 
 import uqlab
-from uqlab.runs import execution, gallery, manifest, page
+from uqlab.runs import execution, manifest, tables
 
 
 def test_run(project, monkeypatch):
@@ -48,7 +43,7 @@ def test_run(project, monkeypatch):
     assert kept_sources == sources
     assert re.search(r"^00_good  ok ", result.output, re.MULTILINE)
     assert "01_bad  failed  01_bad failed: In [4] ValueError: the" in result.output
-    assert result.output.endswith("\n1 of 2 claims hold\n")
+    assert "ok: 1\nfailed: 1\n" in result.output
 
     folder = project / "out" / "tiny" / "00_good"
     about = json.loads((folder / "manifest.json").read_text())
@@ -74,7 +69,6 @@ def test_run(project, monkeypatch):
     assert environment["MKL_NUM_THREADS"] == "7"  # the user's
     assert environment["OMP_NUM_THREADS"] == str(max(1, joblib.cpu_count() // 2))
     assert about["threads"] == int(environment["OMP_NUM_THREADS"])
-    assert results["figures"]["mi_ecdf"]["files"] == ["mi_ecdf.pdf", "mi_ecdf.png"]
 
     failed = project / "out" / "tiny" / "01_bad.failed"
     assert str(failed.relative_to(project)) in result.output
@@ -89,10 +83,10 @@ def test_run(project, monkeypatch):
     check_page(project / "out" / "tiny" / "index.html")
 
     notebook(project / "notebooks" / "01_bad.ipynb", "mended = 1")
-    again = call("run", "01", "--profile", "tiny", "--output-dir", "out", "--quiet")
+    again = call("run", "01", "--profile", "tiny", "--output-dir", "out")
     assert again.exit_code == 0
     assert not failed.exists()
-    assert json.loads(earlier.read_text()) == {}  # it recorded nothing
+    assert not earlier.exists()  # it recorded nothing
 
 
 def check_page(index: Path):
@@ -116,7 +110,6 @@ def check_page(index: Path):
         assert (index.parent / link).is_file()
     assert not [tag for tag, _ in elements if tag == "script"]
     assert "<b>" not in text.replace("<b>Figure 2a</b>", "")
-    assert "A title &amp; &lt;i&gt;" in text
     assert "the reason &lt;b&gt;" in text
 
 
@@ -157,72 +150,29 @@ def test_several_notebooks_run_on_all_cores(project, stand_in, monkeypatch):
     assert [threads for _, threads in stand_in] == [2, 2, 4, 4, 4]
 
 
-@pytest.mark.parametrize(
-    "results",
-    [
-        '{"numbers": {"a": "\\ud800"}}',
-        '{"figures": 3}',
-        '{"tables": 3}',
-        '{"claims": ["a"]}',
-        "[" * 10**5,
-    ],
-)
-def test_the_gallery_shows_broken_runs_beside_the_others(tmp_path, results):
-    for name, content in {"00_none": None, "01_broken": "{", "03_list": "[]"}.items():
+def test_the_gallery_shows_broken_runs_beside_the_others(tmp_path):
+    for name, content in {"00_none": "", "01_broken": "{", "03_list": "[]"}.items():
         (tmp_path / name).mkdir()
-        if content:
-            (tmp_path / name / "manifest.json").write_text(content)
+        (tmp_path / name / "manifest.json").write_text(content)
     (tmp_path / "02_file").mkdir()
     manifest.Manifest(files={"gone.png": ""}).save(tmp_path / "02_file")
-    (tmp_path / "02_file" / "results.json").write_text(results)
+    (tmp_path / "02_file" / "results.json").write_text('{"numbers": {"a": "\\ud800"}}')
     (tmp_path / "03_list" / "x.png").write_bytes(b"not a picture")
     (tmp_path / ".04_unfinished.tmp-0").mkdir()
-    text = gallery.build(tmp_path).read_text()
+    text = tables.gallery(tmp_path).read_text()
     assert text.count("<section") == text.count("Incomplete:") == 4
 
 
-def test_kernel_start_is_tried_twice_but_never_a_cell(monkeypatch):
-    starts = []
-    monkeypatch.setattr(page, "end_with_runner", lambda: None)
-    for error, count in ((RuntimeError("no reply"), 2), (DeadKernelError("died"), 1)):
-
-        def fail(output_path, error=error):
-            starts.append(output_path)
-            raise error
-
-        starts.clear()
-        monkeypatch.setattr("papermill.execute_notebook", fail)
-        monkeypatch.setattr(sys, "stdin", io.StringIO('{"output_path": "x"}'))
-        with pytest.raises(type(error)):
-            page.main()
-        assert len(starts) == count
-
-
-def test_timeout(project):
-    notebook(
-        project / "{slow}.ipynb", "import time\ntime.sleep(600)"
-    )  # papermill's braces
-    result = call("run", "{slow}.ipynb", "--timeout", 1, "--quiet")
-    assert result.exit_code == 1
-    assert "took more than 1" in result.output
-    assert (project / "figures" / "quick" / "{slow}.failed").exists()
-
-
-def test_interrupt_stops_the_kernel_and_leaves_nothing(project):
-    sleep = "import os, time\nopen('pid.tmp', 'w').write(str(os.getpid()))\nos.rename('pid.tmp', 'pid')\ntime.sleep(600)"
-    notebook(project / "02_slow.ipynb", sleep)
-    command = [sys.executable, "-m", "uqlab.runs", "run", "02_slow.ipynb"]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, preexec_fn=heed_interrupts
-    )
-    deadline = time.monotonic() + 240
-    while not (project / "pid").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 130
-    assert errors == b"stopped; 0 of 1 runs are done\n"
-    left = [path.suffix for path in (project / "figures" / "quick").iterdir()]
-    assert {*left} <= {".lock"}
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((project / "pid").read_text()), 0)
+def test_kernel_start_is_tried_twice_but_never_a_cell(tmp_path):
+    """A stand-in for papermill notes how often it is called."""
+    notebook(tmp_path / "0.ipynb")
+    for error, count in (("RuntimeError", 2), ("DeadKernelError", 1)):
+        code = f"""import runpy, sys, papermill
+def fail(*_, **__):
+    print("called", flush=True)
+    raise {error}("no reply")
+papermill.execute_notebook = fail
+runpy.run_module("uqlab.runs.execution", run_name="__main__")"""
+        how = {"input": '["x", "y", {}]\n', "capture_output": True, "text": True}
+        done = subprocess.run([sys.executable, "-c", code], **how)
+        assert done.stdout.count("called") == count, done.stderr

@@ -43,38 +43,27 @@ class Claim:
     other_runs: bool = False
     seeds: list[int] | None = None
 
-    @property
-    def result(self) -> str:
-        """Say "clear", "narrow", "unsettled", "fails" or "algebra": see `claims`."""
-        if not self.holds:
-            return "fails"
-        if self.algebra:
-            return "algebra"
-        if self.seeds is None:
-            return "holds"
-        missed = self.seeds[1] - self.seeds[0]
-        return ("clear", "narrow", "unsettled")[min(missed, 2)]
+    def row(self) -> tuple[str, ...]:
+        """Return the sentence, the result, other seeds, margin and paper as text.
 
-    @property
-    def in_seeds(self) -> str:
-        """Say in how many other seeds the sentence holds, or that it needs none."""
+        What the result says stands in the docstring of `claims`.
+        """
+        result, seeds, margin, paper = "holds", NOTHING, NOTHING, NOTHING
+        if self.seeds:
+            held, count = self.seeds
+            seeds = f"{held} of {count}"
+            result = ("clear", "narrow", "unsettled")[min(count - held, 2)]
         if self.other_runs:
-            return "other runs"
-        return f"{self.seeds[0]} of {self.seeds[1]}" if self.seeds else NOTHING
-
-    @property
-    def in_units(self) -> str:
-        """Return the margin and how it is measured."""
-        if self.margin is None:
-            return NOTHING
-        return f"{self.margin:.3f}" + (f" ({self.unit})" if self.unit else "")
-
-    @property
-    def in_paper(self) -> str:
-        """Say whether the sentence holds in the paper, and where."""
-        if not self.paper:
-            return NOTHING
-        return f"{'yes' if self.paper['holds'] else 'no'} ({self.paper['text']})"
+            seeds = "other runs"
+        if not self.holds:
+            result = "fails"
+        elif self.algebra:
+            result = "algebra"
+        if self.margin is not None:
+            margin = f"{self.margin:.3f}" + (f" ({self.unit})" if self.unit else "")
+        if self.paper:
+            paper = f"{'yes' if self.paper['holds'] else 'no'} ({self.paper['text']})"
+        return self.sentence, result, seeds, margin, paper
 
 
 @dataclass
@@ -84,31 +73,16 @@ class Record:
     numbers: Values = field(default_factory=dict)
     tables: dict[str, Values] = field(default_factory=dict)
     figures: dict[str, Values] = field(default_factory=dict)
-    claims: dict[str, Claim] = field(default_factory=dict)
+    claims: dict[str, Any] = field(default_factory=dict)  # a Claim each
     device: str | None = None
-
-    @classmethod
-    def from_json(cls, content: Values) -> "Record":
-        """Make a record of what results.json holds; what is absent is empty."""
-        content = {
-            name: value
-            for name, value in known(cls, content).items()
-            if isinstance(value, dict) or name == "device"
-        }
-        claims = content.get("claims", {})
-        content["claims"] = {
-            name: Claim(**known(Claim, claims[name])) for name in claims
-        }
-        return cls(**content)
 
     @classmethod
     def read(cls, folder: StrPath) -> "Record":
         """Read results.json of a folder; an absent or broken file is empty."""
-        return cls.from_json(read_json(Path(folder, "results.json")))
-
-    def claims_held(self) -> list[bool]:
-        """Return whether each claim that could fail holds."""
-        return [claim.holds for claim in self.claims.values() if not claim.algebra]
+        record = cls(**known(cls, read_json(Path(folder, "results.json"))))
+        claims = record.claims.items()
+        record.claims = {name: Claim(**known(Claim, made)) for name, made in claims}
+        return record
 
 
 def known(kind: type, content: Values) -> Values:
@@ -176,26 +150,17 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
         The value is not data.
     """
     output_dir()
-    pandas = sys.modules.get("pandas")
-    if pandas and isinstance(value, pandas.DataFrame | pandas.Series):
-        data = plain(name, _split(pandas.DataFrame(value)), allow_nan)
-        kind = "tables"
-    else:
-        data = plain(name, value, allow_nan)
-        kind = "numbers"
+    data, kept = value, _record.numbers
+    if hasattr(value, "notna"):  # of pandas
+        frame = value.to_frame() if value.ndim == 1 else value
+        data = frame.astype(object).where(frame.notna(), None).to_dict("split")
+        kept = _record.tables
+    data = plain(name, data, allow_nan)
     _record.numbers.pop(name, None)
     _record.tables.pop(name, None)
-    getattr(_record, kind)[name] = data
+    kept[name] = data
     _save()
     return value
-
-
-def _split(frame: "DataFrame") -> Values:
-    """Return a table's index, columns and data, and the names of its index."""
-    table = frame.astype(object).where(frame.notna(), None).to_dict("split")
-    if any(frame.index.names):
-        table["index_names"] = [str(name or "") for name in frame.index.names]
-    return table
 
 
 def claim(
@@ -248,8 +213,7 @@ def claim(
     if not isinstance(margin, int | float | None) or isinstance(margin, bool):
         raise TypeError(f"claim {name}: the margin is {margin!r}, not a number")
     if paper is not None and not hasattr(paper, "_asdict"):
-        example = "published.kirsch.table_2.says(dataset, rule)"
-        raise TypeError(f"claim {name}: paper is {paper!r}; look it up, {example}")
+        raise TypeError(f"claim {name}: paper is {paper!r}; see uqlab.study.published")
     output_dir()
     if _record.claims.get(name, Claim(sentence)).sentence != sentence:
         raise ValueError(
@@ -282,21 +246,32 @@ def claims() -> "DataFrame":
     with extra("notebooks"):
         import pandas
 
-    long = _long_runs()
-    texts = _table(_real / "sentences.csv")
-    page = _seeds.stem  # a lesson and its study share the folder, not their claims
-    sentences = _in_rows([r for r in texts if Path(r["run_notebook"]).stem == page])
-    rows = []
+    # A lesson and its study share the folder, but not all claims.
+    texts = _held(_table(_real / "sentences.csv"), _seeds.stem)
+    long, rows = _long_runs(), []
     for name, claim in _record.claims.items():
+        *found, paper = claim.row()
         held, sentence = long.get(name, (NOTHING, claim.sentence))
         if sentence != claim.sentence:
             held += f": “{sentence}”"
-        found = (claim.sentence, claim.result, claim.in_seeds, claim.in_units, held)
-        rows.append((*found, sentences.get(name, NOTHING), claim.in_paper))
+        rows.append((*found, held, texts.get(name, NOTHING), paper))
     names = ["claim", "this run", "other seeds", "margin", "`real` run", "sentences"]
     frame = pandas.DataFrame(rows, columns=[*names, "paper"]).set_index("claim")
     told = ["other seeds", "`real` run", "sentences"]
     return frame.drop(columns=[c for c in told if set(frame[c]) <= {NOTHING}])
+
+
+def _long_runs() -> dict[str, tuple[str, str]]:
+    """Return how each claim of the committed long runs ended, and its sentence."""
+    about, made = read_json(_real / "manifest.json"), Record.read(_real).claims
+    dataset = about.get("parameters", {}).get("dataset")
+    where = (f", {dataset}" if dataset else "") + f", uqlab {about.get('uqlab')}"
+    return {
+        # Earlier runs said in the sentence how the margin is measured.
+        name: (held + where, made[name].sentence.partition(" (margin: ")[0])
+        for name, held in _held(_table(_real / "table.csv")).items()
+        if name in made
+    }
 
 
 def committed(name: str, form: str = ".3f") -> str:
@@ -308,10 +283,8 @@ def committed(name: str, form: str = ".3f") -> str:
     values = [float(row[name]) for row in rows if row.get(name)]
     if not values:
         return NOTHING
-    mean = f"{statistics.mean(values):{form}}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(values):{form}}"
+    spread = [f"{statistics.stdev(values):{form}}"] if len(values) > 1 else []
+    return " ± ".join([f"{statistics.mean(values):{form}}", *spread])
 
 
 def _table(path: Path) -> list[dict[str, str]]:
@@ -333,29 +306,15 @@ def _in_other_seeds(name: str, sentence: str) -> list[int] | None:
     return None
 
 
-def _in_rows(rows: list[dict[str, str]]) -> dict[str, str]:
+def _held(rows: list[dict[str, str]], notebook: str = "") -> dict[str, str]:
     """Return in how many runs of a table each claim holds, and of how many."""
-    ended = {}
-    for column in rows[0] if rows else ():
-        held = [row[column] for row in rows if row[column]]
-        if column.startswith("claim_") and held:
-            seeds = f"{held.count('True')} of {len(held)} seeds"
-            ended[column.removeprefix("claim_")] = seeds
-    return ended
-
-
-def _long_runs() -> dict[str, tuple[str, str]]:
-    """Return how each claim of the committed long runs ended, and its sentence."""
-    about = read_json(_real / "manifest.json")
-    dataset = about.get("parameters", {}).get("dataset")
-    where = (f", {dataset}" if dataset else "") + f", uqlab {about.get('uqlab')}"
-    claims = Record.read(_real).claims
-    return {
-        # Earlier runs said in the sentence how the margin is measured.
-        name: (seeds + where, claims[name].sentence.partition(" (margin: ")[0])
-        for name, seeds in _in_rows(_table(_real / "table.csv")).items()
-        if name in claims
-    }
+    found = {}
+    for row in rows:
+        if not notebook or Path(row["run_notebook"]).stem == notebook:
+            for column, value in row.items():
+                if column.startswith("claim_") and value:
+                    found.setdefault(column[6:], []).append(value == "True")
+    return {name: f"{sum(held)} of {len(held)} seeds" for name, held in found.items()}
 
 
 def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
@@ -363,8 +322,7 @@ def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
 
     `plots.save` calls this.
     """
-    files = sorted(path.name for path in output_dir().iterdir() if path.stem == name)
-    _record.figures[name] = {"caption": caption, "paper": paper, "files": files}
+    _record.figures[name] = {"caption": caption, "paper": paper}
     _save()
 
 
@@ -391,7 +349,7 @@ def plain(name: str, value: Any, allow_nan: bool = False) -> Any:
             f"{name} is {value}, which JSON cannot hold; "
             "record(..., allow_nan=True) stores it as null"
         )
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, int | float | str | None):
         return value
     raise TypeError(
         f"{name} is a {type(value).__name__}; "

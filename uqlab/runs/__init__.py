@@ -21,10 +21,9 @@ from uqlab.core.recording import (
 )
 
 if TYPE_CHECKING:
-    from uqlab.runs.caching import cached
-    from uqlab.runs.execution import RunError, execute
+    from uqlab.runs.execution import RunError, execute, run_one, summary, sweep
+    from uqlab.runs.manifest import cached
     from uqlab.runs.parameters import check
-    from uqlab.runs.sweeps import run_one, summary, sweep
     from uqlab.runs.tables import load
 
 __all__ = [
@@ -46,13 +45,13 @@ __all__ = [
 ]
 _LATER = {  # so that a page that only records needs no other file of this room
     "RunError": "execution",
-    "cached": "caching",
+    "cached": "manifest",
     "check": "parameters",
     "execute": "execution",
     "load": "tables",
-    "run_one": "sweeps",
-    "summary": "sweeps",
-    "sweep": "sweeps",
+    "run_one": "execution",
+    "summary": "execution",
+    "sweep": "execution",
 }
 
 

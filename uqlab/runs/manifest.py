@@ -12,16 +12,25 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uqlab
-from uqlab.core.files import Values, fingerprint, read_json, sha256, write
+from uqlab.core.files import (
+    TRAININGS,
+    Values,
+    fingerprint,
+    read_json,
+    sha256,
+    write,
+)
 from uqlab.core.recording import known
-from uqlab.runs.parameters import DATA_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PACKAGE = Path(uqlab.__file__).parent
 # Folders that a notebook writes into, or whose files have published checksums.
@@ -38,7 +47,7 @@ class Manifest:
     parameters: Values = field(default_factory=dict)
     data: dict[str, str | None] = field(default_factory=dict)
     started: str = ""
-    seconds: float | int | None = None
+    seconds: float | int = 0
     threads: int | None = None
     device: str | None = None
     uqlab: str = ""
@@ -60,7 +69,7 @@ class Manifest:
         """Return whether all files of the run are there and have their checksums."""
         with suppress(OSError):
             sums = {name: sha256(folder / name) for name in self.files}
-            return "results.json" in sums and sums == self.files
+            return bool(sums) and sums == self.files
         return False
 
     @property
@@ -75,37 +84,21 @@ def _sealed(content: Values) -> Values:
     return text | {"sha256": fingerprint(json.dumps(text, sort_keys=True))}
 
 
-def finished(folder: Path) -> bool:
-    """Return whether a result folder is complete and every file undamaged."""
-    return Manifest.read(folder).undamaged(folder)
-
-
 def commit() -> str:
     """Return the package's last commit, if git knows it, and a digest of its files."""
-    command = [
-        "git",
-        "-C",
-        PACKAGE,
-        "log",
-        "-1",
-        "--format=%h",
-        "--abbrev=9",
-        "--",
-        ".",
-    ]
-    digest = fingerprint(_digest(str(PACKAGE)))[:8]
+    command = ["git", "log", "-1", "--format=%h", "--abbrev=9", "--", "."]
+    found = ""
     with suppress(OSError):  # git is not installed
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return f"{done.stdout.strip()}+{digest}"
-    return f"+{digest}"
+        how = {"cwd": PACKAGE, "capture_output": True, "text": True}
+        found = subprocess.run(command, check=False, **how).stdout.strip()
+    return f"{found}+{fingerprint(_digest(str(PACKAGE)))[:8]}"
 
 
 class Present:
-    """The current version and commit of uqlab, and files, each read once."""
+    """The version and commit of uqlab as they are `now`, and files, each read once."""
 
     def __init__(self) -> None:
-        self.uqlab = uqlab.__version__
-        self.commit = commit()
+        self.now = Manifest(uqlab=uqlab.__version__, commit=commit())
         self._digest = functools.cache(_digest)
 
     def data(self, parameters: Values, folder: Path) -> dict[str, str | None]:
@@ -117,9 +110,8 @@ class Present:
 
     def stale(self, manifest: Manifest) -> str:
         """Say why a finished run is stale; empty if nothing has changed since."""
-        now = Manifest(uqlab=self.uqlab, commit=self.commit).code
-        if manifest.code != now:
-            return f"of uqlab {manifest.code}, now {now}"
+        if manifest.code != self.now.code:
+            return f"of uqlab {manifest.code}, now {self.now.code}"
         for place, digest in manifest.data.items():
             if self._digest(place) != digest:
                 return f"{Path(place).name} changed since"
@@ -139,13 +131,13 @@ def _places(value: Any, folder: Path) -> Iterator[str]:
             yield from _places(item, folder)
     elif isinstance(value, str) and value.strip():
         text = os.path.expanduser(value.strip())
-        data = re.fullmatch(rf"(.+{DATA_FILE})\s*(\[.*\])?", text)
-        place = str(folder / (data[1] if data else text))
         module, _, function = text.rpartition(":")
         if module and function.isidentifier():
             yield from _modules(module, folder)
-        elif os.path.exists(place) or glob.glob(place):
-            yield place
+        for name in {text, re.sub(r"\s*\[[^]]*\]$", "", text)}:
+            place = str(folder / name)
+            if name and (os.path.exists(place) or glob.glob(place)):
+                yield place
 
 
 def _modules(module: str, folder: Path) -> list[str]:
@@ -154,20 +146,18 @@ def _modules(module: str, folder: Path) -> list[str]:
     These are in its package, in the folder beside it and two levels below; an installed
     package counts alone.
     """
-    own = []
-    if module.endswith(".py"):
-        root = (folder / module).parent
-    else:
+    path = folder / module
+    if not module.endswith(".py"):
         top = module.split(".")[0]
-        for root in (folder, *map(Path, sys.path)):
-            if (root / top).is_dir() or (root / f"{top}.py").is_file():
-                break
-        else:
+        places = [place / top for place in (folder, *map(Path, sys.path))]
+        own = [p for p in places if p.is_dir() or p.with_name(f"{top}.py").is_file()]
+        if not own:
             return []
-        if "-packages" in root.name:
-            return [f"{root}/{top}*"]
-        own = [f"{root}/{top}/**/*.py"]
-    return [*own, f"{root}/*.py", f"{root}/*/*.py", f"{root}/*/*/*.py"]
+        path = own[0]
+    root = path.parent
+    if "-packages" in root.name:
+        return [f"{path}*"]
+    return [f"{path}/**/*.py", f"{root}/*.py", f"{root}/*/*.py", f"{root}/*/*/*.py"]
 
 
 def _digest(place: str) -> str | None:
@@ -175,15 +165,65 @@ def _digest(place: str) -> str | None:
 
     Hidden files and caches of Python do not count.
     """
-    with suppress(OSError):  # a file that cannot be read has none
+    with suppress(OSError):  # what cannot be read has none
         if os.path.isfile(place):
             return sha256(place)
         pattern = glob.escape(place) if os.path.isdir(place) else place
-        found = {
-            *glob.glob(pattern, recursive=True),
-            *glob.glob(f"{pattern}/**", recursive=True),
-        }
+        found = glob.glob(pattern, recursive=True)
+        found += glob.glob(f"{pattern}/**", recursive=True)
         files = [name for name in sorted(found) if os.path.isfile(name)]
-        sums = {name: sha256(name) for name in files if not name.endswith(".pyc")}
-        return fingerprint(sums)
+        return fingerprint({n: sha256(n) for n in files if not n.endswith(".pyc")})
     return None
+
+
+def cached(
+    name: str, make: Callable[[], "Mapping[str, Tensor]"], *depends_on: Any
+) -> "Mapping[str, Tensor]":
+    """Return the tensors that `make` returns, from a file where it was called before.
+
+    The variable UQLAB_CACHE, which `uqlab run` sets, names the folder of the files;
+    where it is empty or absent, nothing is kept.
+
+    Parameters
+    ----------
+    name
+        What they are.
+    make
+        Returns tensors by name, as `state_dict` does. It should draw from no global
+        generator, because where a file is read nothing is drawn.
+    depends_on
+        All that the result follows from: settings, data, initial weights. If one of
+        them, a file of uqlab or torch's version changes, `make` is called again, as it
+        is if the file is damaged.
+
+    Returns
+    -------
+    Mapping
+        The tensors; those of a file are on the CPU.
+
+    Examples
+    --------
+    ::
+
+        def trained():
+            training.fit(ensemble, x, y, **settings)
+            return ensemble.state_dict()
+
+        weights = runs.cached("deep ensemble", trained, ensemble, x, y, settings)
+        ensemble.load_state_dict(weights)
+    """
+    folder = os.environ.get(TRAININGS)
+    if not folder:
+        return make()
+    import torch
+
+    from uqlab.core.modules import load_tensors, save_tensors
+
+    key = fingerprint(name, depends_on, torch.__version__, commit())
+    path = Path(folder, f"{key}.safetensors")
+    with suppress(OSError, ValueError):  # absent or damaged
+        return load_tensors(path)[0]
+    tensors = make()
+    with suppress(OSError, RuntimeError):  # a full disk costs no training
+        save_tensors(path, tensors, {"name": name})
+    return tensors

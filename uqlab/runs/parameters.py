@@ -1,14 +1,10 @@
 """Notebooks by name, and their parameters: data and never code."""
 
 import ast
-import difflib
 import functools
 import itertools
-import json
-import operator
 import re
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from uqlab.core.files import StrPath, Values, fingerprint, read_json, write
+from uqlab.core.files import StrPath, Values, fingerprint, read_json
 from uqlab.core.recording import plain, project
 
 PACKED = Path(__file__).absolute().with_name("project")  # in a wheel: setup.py
@@ -27,8 +23,6 @@ KINDS = {
     "studies": "studies/*.ipynb",
     "rows": "rows/*.ipynb",
 }
-DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends
-_SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION$.*?### END SOLUTION$", re.S | re.M)
 
 # What a parameter may be -------------------------------------------------------------
 
@@ -86,36 +80,31 @@ def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
     """
     known: Values = {}
     for cell in parameters.get("In", ()):  # what this kernel has run
-        with suppress(SyntaxError, ValueError):
+        try:
             assigned = _literals(cell)
-            if cell.startswith("# Parameters\n"):
-                break
-            known |= assigned
-    else:
-        assigned = {}
-    refuse_unknown(assigned, known, "this notebook")
-    for name, value in assigned.items():
-        _of_type(
-            f"papermill takes lists and mappings by -y: {name}", known[name], value
-        )
-    rules = RULES | rules
-    for name in rules.keys() & parameters:
-        if not isinstance(parameters[name], ModuleType):  # `methods` is also a module
-            _check_rule(name, rules[name], parameters[name])
+        except (SyntaxError, ValueError):
+            continue
+        if cell.startswith("# Parameters\n"):
+            _of_types(assigned, known, "this notebook (papermill takes lists by -y)")
+            break
+        known |= assigned
+    for name, rule in (RULES | rules).items():
+        value = parameters.get(name)
+        if name in parameters and not isinstance(value, ModuleType):  # `methods`
+            _check_rule(name, rule, value)
 
 
 def _check_rule(name: str, rule: Rule, value: Any) -> None:
     """Raise ValueError, naming the parameter, unless its value is what a rule says."""
-    number = isinstance(value, int | float)
     fits, wanted = True, ""
     match rule:
         case int():
             fits, wanted = isinstance(value, int) and value >= rule, "an integer >="
         case str():
+            fits, wanted = isinstance(value, int | float), "in"
             low, high = map(float, rule[1:-1].split(","))
-            above = operator.gt if rule[0] == "(" else operator.ge
-            below = operator.lt if rule[-1] == ")" else operator.le
-            fits, wanted = number and above(value, low) and below(value, high), "in"
+            open_ends = {low: "(" in rule, high: ")" in rule}
+            fits = fits and low <= value <= high and not open_ends.get(value)
         case tuple():
             fits, wanted = value in rule, "one of"
         case list():
@@ -131,9 +120,9 @@ def _fits(name: str, rule: list[Rule], values: Any) -> bool:
     for place, item in enumerate(values):
         _check_rule(f"{name}[{place}]", rule[0], item)
     different = len(set(values))
-    alike = different < len(values) and name not in MAY_REPEAT
-    empty = not values and name in MAY_BE_EMPTY
-    return empty or (different >= len(rule) and not alike)
+    if different < len(values) and name not in MAY_REPEAT:
+        return False
+    return different >= len(rule) or (not values and name in MAY_BE_EMPTY)
 
 
 # Notebooks and their cells -----------------------------------------------------------
@@ -147,11 +136,10 @@ def find(name: StrPath) -> Path:
     """
     if Path(name).is_file():
         return Path(name).absolute()
-    folder, _, stem = str(name).removesuffix(".ipynb").rpartition("/")
+    asked = Path(str(name).removesuffix(".ipynb"))
     for place, pattern in itertools.product((_own_folder(), PAGES), KINDS.values()):
-        paths = [path for path in place.glob(pattern) if path.stem.startswith(stem)]
-        paths = [path for path in paths if folder in ("", path.parent.name)]
-        paths = [path for path in paths if path.stem == stem] or sorted(paths)
+        paths = [p for p in sorted(place.glob(pattern)) if p.match(f"{asked}*")]
+        paths = [p for p in paths if p.stem == asked.name] or paths
         if paths:
             break
     if len(paths) == 1:
@@ -174,37 +162,13 @@ def _own_folder() -> Path:
     return project(Path.cwd()) / "notebooks"
 
 
-def new_project(folder: Path, student: bool = False) -> None:
-    """Write the notebooks, their profiles and the committed runs into an empty folder.
-
-    For a student the functions under "Your turn" are left to be written.
-    """
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(f"{folder} holds files; name another, new or empty folder")
-    left_out = shutil.ignore_patterns("*.sweep", ".*", "__pycache__")
-    for part in ("notebooks", "figures/real"):
-        shutil.copytree(PROJECT / part, folder / part, ignore=left_out)
-    (folder / "data").mkdir()
-    shutil.copy(PROJECT / "data" / "README.md", folder / "data")
-    shutil.copy(PACKED.with_suffix(".md"), folder / "README.md")
-    for page in folder.glob("notebooks/[0-9]*.ipynb") if student else ():
-        notebook = read_json(page)
-        for cell in notebook["cells"]:  # tagged as nbgrader has it
-            if "your-turn" in cell["metadata"].get("tags", []):
-                blank = r'\1raise NotImplementedError("your turn")'
-                text = _SOLUTION.sub(blank, "".join(cell["source"]))
-                cell["source"] = text.splitlines(keepends=True)
-        write(page, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-
-
 def cells(notebook: StrPath) -> list[Values]:
     """Return the cells of a notebook; raises ValueError for any other file."""
     read = read_json(Path(notebook)).get("cells")
-    needed = {"cell_type", "metadata", "source"}
-    if not isinstance(read, list) or not all(cell.keys() >= needed for cell in read):
+    if not isinstance(read, list):
         raise ValueError(
-            f"{notebook} is not a notebook of format 4 (JSON in UTF-8, without a "
-            f"byte-order mark), whose cells have {', '.join(sorted(needed))}"
+            f"{notebook} is not a notebook of format 4: JSON in UTF-8 with `cells`, "
+            "without a byte-order mark"
         )
     return read
 
@@ -259,12 +223,11 @@ def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
     path = (folder.parent if folder.name in KINDS else folder) / "profiles.yaml"
     try:
         sets = _load_yaml(path.read_text("utf-8")) if path.is_file() else {}
-        sets = {profile: {**entries} for profile, entries in sets.items()}
+        return {profile: {**entries} for profile, entries in sets.items()}
     except (yaml.YAMLError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{path} must map profile -> notebook -> {{parameter: value}}: {error}"
         ) from error
-    return sets
 
 
 _load_yaml = functools.lru_cache(yaml.safe_load)  # all notebooks of a folder share it
@@ -296,57 +259,44 @@ def overrides(
 
 def checked(parameters: Values, known: Values, where: str) -> Values:
     """Return given parameters as values of the types of the `known` defaults."""
-    refuse_unknown(parameters, known, where)
     if "output_dir" in parameters:
         raise ValueError("output_dir is set by the runner; use --output-dir")
-    values = {}
-    for name, text in parameters.items():
-        value = plain(name, meant(text, type(known[name])))
-        values[name] = _of_type(f"{where}: parameter {name}", known[name], value)
+    values = {n: meant(v, type(known.get(n))) for n, v in parameters.items()}
+    return _of_types(plain(where, values), known, where)
+
+
+def _of_types(values: Values, known: Values, where: str) -> Values:
+    """Return values of the defaults' types; JSON has no tuples, and None is any type.
+
+    Raises ValueError for a name that is not known and a value of another type.
+    """
+    values = {**values}
+    for name, value in values.items():
+        if name not in known:
+            has = ", ".join(known)
+            raise ValueError(f"unknown parameter {name!r}; {where} has: {has}")
+        default = known[name]
+        kind = list if isinstance(default, tuple) else type(default)
+        if kind is float and type(value) is int:
+            values[name] = float(value)
+        elif default is not None and type(value) is not kind:
+            wanted = f"{name} must be of type {kind.__name__}"
+            raise ValueError(f"{where}: parameter {wanted}, got {value!r}")
     return values
 
 
-def _of_type(name: str, default: Any, value: Any) -> Any:
-    """Return a value of a default's type; JSON has no tuples, and None is any type."""
-    kind = list if isinstance(default, tuple) else type(default)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind and default is not None:
-        raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r}")
-    return value
-
-
-def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise ValueError, with the nearest name and all names, for an unknown one."""
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ";"
-            names = ", ".join(known)
-            raise ValueError(f"unknown parameter {name!r}{hint} {where} has: {names}")
+# 010 and 1:30 within a list, which YAML takes for 8 and 90
+_OTHER_BASES = re.compile(r"(^|[,[:{])\s*[-+]?(0\d+|\d+:[\d:]+)\s*(?=[],}]|$)")
 
 
 def meant(text: Any, kind: type = object) -> Any:
     """Return the data that a text means, or the text where text is meant."""
     if not isinstance(text, str) or kind is str:
         return text
-    try:
+    with suppress(ValueError, SyntaxError):
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        with suppress(yaml.YAMLError, RecursionError):
-            loaded = yaml.safe_load(text)  # its other readings (1:30, 1e-3) surprise
-            if isinstance(loaded, bool | list | dict | None):
-                return loaded
+    with suppress(yaml.YAMLError, RecursionError):
+        loaded = yaml.safe_load(text)
+        if isinstance(loaded, bool | list | dict | None):
+            return text if _OTHER_BASES.search(text) else loaded
     return text
-
-
-def from_here(text: str) -> str:
-    """Make paths of existing data files absolute: kernels run in another folder."""
-
-    def absolute(match):
-        path = Path(match[0])
-        return path.absolute().as_posix() if path.is_file() else match[0]
-
-    return re.sub(
-        rf"""[^\s'"\[\],][^'"\[\],]*{DATA_FILE}(?=['"\[\],\s]|$)""", absolute, text
-    )

@@ -1,10 +1,16 @@
-"""The finished runs of a sweep as one tidy table: a row a run."""
+"""What finished runs found: a sweep as one tidy table, and a page of all runs.
+
+The page shows figures beside captions, parameters, numbers and claims; its HTML is in
+gallery.html.j2. It works from disk: pictures and notebooks by relative links.
+"""
 
 import json
-import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+from jinja2 import Environment, FileSystemLoader
 
 from uqlab.core.files import StrPath, Values, write, writing
 from uqlab.core.recording import Record, project
@@ -14,113 +20,13 @@ from uqlab.runs.parameters import find
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FIRST = "first: uqlab sweep NOTEBOOK -g NAME VALUES"
-FACTS = ("profile", "seconds", "device", "threads", "started", "notebook", "code")
+FACTS = (
+    *("profile", "seconds", "device", "threads", "started", "notebook", "code"),
+    "source_sha256",
+)
 
 
-def read(sweep: Path) -> "DataFrame":
-    """Read the manifests and results in a sweep's folder; its columns are `load`'s.
-
-    Damaged runs and those of an earlier version of the notebook are left out.
-    `attrs["problems"]` says which, and how many of the others are stale. Raises
-    ValueError if no run is left.
-    """
-    problems = []
-    manifests = {}
-    for folder in sorted(sweep.glob("[!.]*/")):
-        manifest = Manifest.read(folder)
-        if manifest.undamaged(folder):
-            manifests[folder] = manifest
-        elif folder.suffix != ".failed":
-            problems.append(f"{folder.name} left out: unfinished or damaged")
-    if not manifests:
-        raise ValueError(f"no finished run in {sweep}")
-    latest = max(manifests.values(), key=lambda each: each.started)
-    for folder, manifest in list(manifests.items()):
-        if manifest.source_sha256 != latest.source_sha256:
-            problems.append(f"{folder.name} left out: of another notebook version")
-            del manifests[folder]
-    present = Present()
-    reasons = [present.stale(manifest) for manifest in manifests.values()]
-    if stale := [reason for reason in reasons if reason]:
-        problems.append(f"{len(stale)} of {len(reasons)} runs are stale: {stale[0]}")
-    frame = _framed(manifests, list(map(bool, reasons)))
-    frame.attrs["problems"] = problems
-    return frame
-
-
-def _framed(manifests: dict[Path, Manifest], stale: list[bool]) -> "DataFrame":
-    """Return runs as a table, sorted by parameters; lists are JSON text."""
-    import pandas
-
-    records = [Record.read(folder) for folder in manifests]
-    parameters = pandas.DataFrame([m.parameters for m in manifests.values()])
-    numbers = pandas.json_normalize([record.numbers for record in records])
-    claims = pandas.DataFrame(
-        [{f"claim_{n}": c.holds for n, c in r.claims.items()} for r in records]
-    )
-    facts: Values = {"run_stale": stale}
-    for fact in FACTS:
-        facts[f"run_{fact}"] = [getattr(m, fact) for m in manifests.values()]
-    parts = [
-        pandas.DataFrame({"run": [folder.name for folder in manifests]}),
-        parameters,
-        numbers.rename(columns={name: f"{name}_recorded" for name in parameters}),
-        claims,
-        pandas.DataFrame(facts),
-    ]
-    frame = pandas.concat(parts, axis="columns")
-    for name in frame:  # of several types, which no file could hold
-        if pandas.api.types.infer_dtype(frame[name]).startswith("mixed"):
-            frame[name] = frame[name].map(json.dumps, na_action="ignore")
-    return frame.sort_values(list(parameters) or "run", ignore_index=True)
-
-
-def save(sweep: Path) -> "DataFrame":
-    """Write table.parquet and table.csv into a sweep's folder; return the table."""
-    frame = read(sweep)
-    with writing(sweep / "table.parquet") as temporary:
-        frame.to_parquet(temporary)
-    write(sweep / "table.csv", frame.to_csv(index=False))
-    return frame
-
-
-def joined(sweep: Path, name: str) -> tuple["DataFrame", Values]:
-    """Return the tables that runs recorded under a name, one below the other.
-
-    With them comes what they depend on, as `circumstances` says.
-    """
-    import pandas
-
-    tables = {}
-    for run in read(sweep).run:
-        if table := Record.read(sweep / run).tables.get(name):
-            tables[run] = pandas.DataFrame(table["data"], columns=table["columns"])
-    if not tables:
-        raise ValueError(f"no finished run in {sweep} has recorded a table {name!r}")
-    about = circumstances([Manifest.read(sweep / run) for run in tables])
-    return pandas.concat(tables.values(), ignore_index=True), about
-
-
-def circumstances(runs: list[Manifest]) -> Values:
-    """Return what runs depend on: hours, machines, packages and parameters."""
-    names = dict.fromkeys(name for run in runs for name in run.parameters)
-    return {
-        "runs": len(runs),
-        "hours": round(sum(run.seconds or 0 for run in runs) / 3600, 2),
-        "device": _distinct(run.device for run in runs),
-        "threads": _distinct(run.threads for run in runs),
-        "uqlab": _distinct(run.code for run in runs),
-        "packages": _distinct(run.packages for run in runs),
-        "parameters": {n: _distinct(r.parameters.get(n) for r in runs) for n in names},
-    }
-
-
-def _distinct(values: Iterable[Any]) -> Any:
-    """Return the value that all have, or the list of those that occur."""
-    texts = dict.fromkeys(json.dumps(value) for value in values if value is not None)
-    found = [json.loads(text) for text in texts]
-    return found[0] if len(found) == 1 else found
+# The table of a sweep -----------------------------------------------------------------
 
 
 def load(
@@ -134,7 +40,7 @@ def load(
     Its columns are `run`, the parameters, the recorded numbers, `claim_<name>` whether
     a claim holds, and circumstances: `run_code` is uqlab's version and its commit,
     `run_stale` whether uqlab or data have changed since. Lists stand as JSON text,
-    dicts as one column an entry, `fall.id`. Warns of runs that are left out or stale.
+    dicts as one column an entry, `fall.id`. Says which runs are left out or stale.
 
     Parameters
     ----------
@@ -155,24 +61,168 @@ def load(
         return pandas.read_parquet(path)
     if path.is_file():
         return pandas.read_csv(path)
-    frame = read(path)
-    for problem in frame.attrs["problems"]:
-        warnings.warn(f"{path}: {problem}", stacklevel=2)
-    return frame
+    return _read(path)
 
 
 def locate(sweep: StrPath, profile: str = "quick", root: StrPath = "figures") -> Path:
-    """Return the folder or file of a sweep from its path or its notebook's name.
-
-    In a folder of notebooks the one above is searched too.
-    """
+    """Return the folder or file of a sweep from its path or its notebook's name."""
     path = Path(sweep).expanduser()
-    for base in (Path.cwd(), project(Path.cwd())):
-        if path.suffix != ".ipynb" and (base / path).exists():
-            return base / path
-        if path.suffix != ".sweep":
-            place = base / Path(root).expanduser() / profile
-            place /= f"{find(sweep).stem}.sweep"
-            if place.exists():
-                return place
-    raise ValueError(f"no sweep of {sweep} with profile {profile}; {FIRST}")
+    if path.suffix != ".ipynb" and path.exists():
+        return path
+    if path.suffix != ".sweep":
+        path = project(Path.cwd()) / Path(root).expanduser() / profile
+        path /= f"{find(sweep).stem}.sweep"
+    if not path.exists():
+        raise ValueError(
+            f"no sweep of {sweep} with profile {profile}; "
+            "first: uqlab sweep NOTEBOOK -g NAME VALUES"
+        )
+    return path
+
+
+def _read(sweep: Path) -> "DataFrame":
+    """Read the manifests and results in a sweep's folder; its columns are `load`'s.
+
+    Damaged runs and those of an earlier version of the notebook are left out. Which,
+    and how many of the others are stale, is said on stderr.
+    """
+    import pandas
+
+    rows = _rows(sweep)
+    if stale := [row["run_stale"] for row in rows if row["run_stale"]]:
+        click.echo(f"{len(stale)} of {len(rows)} runs are stale: {stale[0]}", err=True)
+    frame = pandas.json_normalize(rows)
+    frame["run_stale"] = frame.run_stale.astype(bool)
+    for name in frame:  # of several types, which no file could hold
+        if pandas.api.types.infer_dtype(frame[name]).startswith("mixed"):
+            frame[name] = frame[name].map(json.dumps, na_action="ignore")
+    given = Manifest.read(sweep / rows[0]["run"]).parameters
+    columns = [name for name in given if name in frame]
+    return frame.sort_values(columns or "run", ignore_index=True)
+
+
+def _rows(sweep: Path) -> list[Values]:
+    """Return a row for each run of the latest version; say why others are left out."""
+    rows, present = [], Present()
+    for folder in sorted(sweep.glob("[!.]*/")):
+        run = Manifest.read(folder)
+        if run.undamaged(folder):
+            rows.append(_row(folder, run) | {"run_stale": present.stale(run)})
+        elif folder.suffix != ".failed":
+            click.echo(f"{folder.name} left out: unfinished or damaged", err=True)
+    if not rows:
+        raise ValueError(f"no finished run in {sweep}")
+    latest = max(rows, key=lambda row: row["run_started"])["run_source_sha256"]
+    for row in [*rows]:
+        if row["run_source_sha256"] != latest:
+            click.echo(f"{row['run']} left out: of another notebook version", err=True)
+            rows.remove(row)
+    return rows
+
+
+def _row(folder: Path, run: Manifest) -> Values:
+    """Return what a run contributes to the table; no name stands for two things."""
+    record, given = Record.read(folder), run.parameters
+    numbers = record.numbers.items()
+    return {
+        "run": folder.name,
+        **given,
+        **{f"{n}_recorded" if n in given else n: value for n, value in numbers},
+        **{f"claim_{n}": claim.holds for n, claim in record.claims.items()},
+        **{f"run_{fact}": getattr(run, fact) for fact in FACTS},
+    }
+
+
+def save(sweep: Path) -> "DataFrame":
+    """Write table.parquet and table.csv into a sweep's folder; return the table."""
+    frame = _read(sweep)
+    with writing(sweep / "table.parquet") as temporary:
+        frame.to_parquet(temporary)
+    write(sweep / "table.csv", frame.to_csv(index=False))
+    return frame
+
+
+def join(sweep: Path, name: str) -> int:
+    """Write the tables that runs recorded under a name, one below the other.
+
+    NAME.csv holds them, and NAME.json what they depend on. Returns the number of rows.
+    """
+    import pandas
+
+    frames, runs = [], []
+    for run in _read(sweep).run:
+        if table := Record.read(sweep / run).tables.get(name):
+            frames.append(pandas.DataFrame(table["data"], columns=table["columns"]))
+            runs.append(Manifest.read(sweep / run))
+    if not frames:
+        raise ValueError(f"no finished run in {sweep} has recorded a table {name!r}")
+    frame = pandas.concat(frames, ignore_index=True)
+    write(sweep / f"{name}.csv", frame.to_csv(index=False, float_format="%.5g"))
+    write(sweep / f"{name}.json", json.dumps(circumstances(runs), indent=1))
+    return len(frame)
+
+
+def circumstances(runs: list[Manifest]) -> Values:
+    """Return what runs depend on: hours, machines, packages and parameters."""
+    names = dict.fromkeys(name for run in runs for name in run.parameters)
+    values = {name: [run.parameters.get(name) for run in runs] for name in names}
+    return {
+        "runs": len(runs),
+        "hours": round(sum(run.seconds for run in runs) / 3600, 2),
+        "device": _distinct([run.device for run in runs]),
+        "threads": _distinct([run.threads for run in runs]),
+        "uqlab": _distinct([run.code for run in runs]),
+        "packages": _distinct([run.packages for run in runs]),
+        "parameters": {name: _distinct(values[name]) for name in names},
+    }
+
+
+def _distinct(values: list[Any]) -> Any:
+    """Return the value that all have, or the list of those that occur."""
+    found = [v for i, v in enumerate(values) if v is not None and v not in values[:i]]
+    return found[0] if len(found) == 1 else found
+
+
+# The page of all runs -----------------------------------------------------------------
+
+
+def gallery(root: Path) -> Path:
+    """Write index.html for all runs in a folder and below; return its path."""
+    present = Present()
+    found = set()
+    for depth in ("*", "*/*", "*/*/*"):  # also behind links
+        found |= {path.parent for path in root.glob(f"{depth}/manifest.json")}
+        failed = root.glob(f"{depth}.failed/error.txt")
+        found |= {path.parent.with_suffix("") for path in failed}
+    shown = [folder for folder in sorted(found) if folder.name[0] != "."]
+    if not shown:
+        raise ValueError(f"no runs in {root}; first: uqlab run NOTEBOOK")
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+    )
+    runs = [_run(root, folder, present) for folder in shown]
+    page = environment.get_template("gallery.html.j2").render(root=root.name, runs=runs)
+    write(root / "index.html", page)
+    return root / "index.html"
+
+
+def _run(root: Path, folder: Path, present: Present) -> Values:
+    """Return what a result folder holds, and the failure of a later run."""
+    manifest, problem = Manifest.read(folder), ""
+    failed = folder.with_name(f"{folder.name}.failed")
+    if (failed / "error.txt").exists():
+        problem = f"The last run failed.\n{(failed / 'error.txt').read_text('utf-8')}"
+    elif not manifest.undamaged(folder):
+        problem = "Incomplete: files or manifest.json are missing or damaged."
+    elif why := present.stale(manifest):
+        problem = f"Stale: {why}"
+    files = sorted({*folder.glob("*.*"), *failed.glob("*.ipynb")})
+    return {
+        "name": folder.relative_to(root).as_posix(),
+        "problem": problem,
+        "manifest": manifest,
+        "record": Record.read(folder),
+        "files": {f.name: quote(f.relative_to(root).as_posix()) for f in files},
+    }
