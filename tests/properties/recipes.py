@@ -56,7 +56,6 @@ NO_CALLS = {
     "runs.sweep": "tests/runs", "runs.run_one": "tests/runs", "runs.claims": "takes nothing",
     "plots.use_style": "takes nothing, and changes the style",
     "runs.output_dir": "takes nothing", "runs.begin": "tests/core", "data.names": "takes nothing",
-    "check.NotYet": "an error",
     "check.exercise": "tests/test_check.py",
 }  # fmt: skip
 

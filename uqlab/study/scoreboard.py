@@ -26,9 +26,7 @@ from uqlab.study import scores as rating
 
 Sets = Mapping[str, Any]  # by name
 # All scores without gradients, which take up to hundreds of times as long.
-CHEAP = tuple(
-    name for name, score in rating.SCORES.items() if score.inputs is not rating.networks
-)
+CHEAP = tuple(n for n, score in rating.SCORES.items() if score.of != "network")
 _LESS_IS_BETTER = (
     "nll", "ece", "brier", "aurc", "soft_kl",
     "trained", "stored", "peak_memory", "train_seconds", "latency",
@@ -348,7 +346,7 @@ def pareto(table: pd.DataFrame, quality: str, cost: str) -> pd.DataFrame:
     return front.sort_values(cost, ascending=sign(cost) < 0, kind="stable")
 
 
-class Advice(NamedTuple):
+class _Advice(NamedTuple):
     """The advice of `recommend`; without a method, names are empty and numbers NaN."""
 
     best: str
@@ -362,7 +360,7 @@ class Advice(NamedTuple):
 
 def recommend(
     table: pd.DataFrame, quality: str, limits: Mapping[str, int | float]
-) -> Advice:
+) -> _Advice:
     """Name the method with the best mean quality within limits.
 
     Parameters
@@ -388,7 +386,7 @@ def recommend(
     reason = f"no method keeps {' and '.join(limits)} within the limits."
     if best:
         reason = _reason(quality, best, runner_up, *ahead, len(left), dear)
-    return Advice(best, runner_up, *ahead, refused, reason)
+    return _Advice(best, runner_up, *ahead, refused, reason)
 
 
 def _refused(values, limits):
