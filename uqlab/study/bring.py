@@ -71,33 +71,41 @@ def model(
         If a file is missing, the function returns no network, the source is none of
         these, or the weights do not fit or hold Python objects.
     """
-    source = os.fspath(source)
     paths = _weight_files(weights)
-    saved = len(paths) == 1 and paths[0].with_name("uqlab.json").is_file()
-    folder = bool(source) and Path(source).expanduser().is_dir()
-    source = str(Path(source).expanduser()) if folder else source
     scale = [models.Standardize(mean, std)] if len(mean) + len(std) else []
-    if scale and (saved or folder):
-        raise ValueError(
-            "mean and std do not apply to a saved ensemble or a folder, which has its "
-            "own: put Standardize into a function"
-        )
-    if folder and not new_classifier:
-        _check_folder(source, task)
-    if folder or not source:
-        networks = [methods.backbone(source, task)]
+    folder = Path(source).expanduser()
+    if not os.fspath(source):
+        networks = [methods.backbone("", task)]
+    elif folder.is_dir():
+        _refuse(scale, "a folder of transformers")
+        if not new_classifier:
+            _check_classes(folder, task)
+        networks = [methods.backbone(str(folder), task)]
     else:
-        networks = _made(source, len(task.classes), settings or {})
-    if saved:
-        networks = [ensembles.from_pretrained(paths[0].parent, networks[0])]
-    elif paths:
+        networks = _made(os.fspath(source), len(task.classes), settings or {})
+    networks = _loaded(networks, paths, scale)
+    whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
+    sums = {f"{p.parent.name}/{p.name}": files.sha256(p)[:16] for p in paths}
+    return _Brought(whole.eval(), sums)
+
+
+def _loaded(networks, paths, scale):
+    """Return a network for each file of weights, or the ensemble that was saved."""
+    if len(paths) == 1 and paths[0].with_name("uqlab.json").is_file():
+        _refuse(scale, "a saved ensemble")
+        return [ensembles.from_pretrained(paths[0].parent, networks[0])]
+    if paths:
         copies = [copy.deepcopy(networks[0]) for _ in paths]
         networks = list(map(models.load_weights, copies, paths))
+    return [nn.Sequential(*scale, net) if scale else net for net in networks]
+
+
+def _refuse(scale, what):
     if scale:
-        networks = [nn.Sequential(*scale, network) for network in networks]
-    whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
-    sums = {f"{path.parent.name}/{path.name}": files.sha256(path) for path in paths}
-    return _Brought(whole.eval(), {name: full[:16] for name, full in sums.items()})
+        raise ValueError(
+            f"mean and std do not apply to {what}, which has its own scale: put "
+            "Standardize into a function"
+        )
 
 
 def check(network: nn.Module, inputs: InputsLike, task: data.Dataset) -> None:
@@ -164,7 +172,7 @@ def _weight_files(weights):
     return paths
 
 
-def _check_folder(folder, task):
+def _check_classes(folder, task):
     """Raise ValueError for a network of transformers that has other classes."""
     config = files.read_json(Path(folder, "config.json"))
     kind = (config.get("architectures") or ["no config.json"])[0]

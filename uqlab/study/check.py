@@ -32,38 +32,33 @@ def exercise(lesson: str, function: Callable) -> None:
     text = Path(__file__).with_suffix(".yaml").read_text("utf-8")
     case = yaml.safe_load(text)[lesson]
     right = case["right"]
-    answers = _answers(function, case)
-    if len(answers) != len(right):
-        raise _NotYet(
-            f"your function should return {len(right)} results, not {len(answers)}"
-        )
-    found = dict(zip(right, answers, strict=True))
+    array = np.array if case.get("numpy") else torch.tensor
+    given = [array(v) if isinstance(v, list) else v for v in case["given"]]
+    answer = function(*given)
+    parts = [answer] if len(right) == 1 else [*answer]
+    if answer is None or len(parts) != len(right):
+        raise _NotYet(f"your function should return {', '.join(right)}")
+    _judge(dict(zip(right, map(_tensor, parts), strict=True)), case)
+    print("Right: your function returns the known answer.")
+
+
+def _judge(found, case):
+    """Raise `_NotYet` with the mistake that leads to an answer, or the right one."""
+    right = case["right"]
     for mistake in case["mistakes"]:
         if all(_same(found[name], mistake[name]) for name in right if name in mistake):
             raise _NotYet(mistake["says"])
     for name, value in right.items():
         if not _same(found[name], value):
             raise _NotYet(f"{name} is {found[name].tolist()}, it should be {value}")
-    print("Right: your function returns the known answer.")
 
 
-def _answers(function, case):
-    """Return the parts of a function's answer as tensors."""
-    array = np.array if case.get("numpy") else torch.tensor
-    given = [array(v) if isinstance(v, list) else v for v in case["given"]]
-    try:
-        answer = function(*given)
-        parts = [answer] if len(case["right"]) == 1 else [*answer]
-        return [torch.as_tensor(part, dtype=torch.float32) for part in parts]
-    except NotImplementedError as error:
-        raise _NotYet("your function is still to be written") from error
-    except Exception as error:
-        kind = type(error).__name__
-        raise _NotYet(f"your function raised {kind}: {error}") from error
+def _tensor(value):
+    return torch.as_tensor(value, dtype=torch.float32)
 
 
 def _same(value, other):
-    other = torch.as_tensor(other, dtype=torch.float32)
+    other = _tensor(other)
     if value.shape != other.shape:
         return False
     return torch.allclose(value, other, rtol=1e-3, atol=1e-4, equal_nan=True)

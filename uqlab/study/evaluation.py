@@ -37,7 +37,7 @@ floor, for aurc, auroc and fpr95 a random ranking (a distance of pixels is a bet
 baselines.aurocs). nll in nats; coverage should be 0.9; seconds an input."""
 
 
-class Estimate(NamedTuple):
+class _Estimate(NamedTuple):
     """A number, its 95 % interval and a simple baseline; NaN where there is none."""
 
     value: float
@@ -46,7 +46,7 @@ class Estimate(NamedTuple):
     baseline: float = math.nan
 
 
-class Evaluation(dict[str, Estimate]):
+class Evaluation(dict[str, _Estimate]):
     """Estimates by name, which print as a table: `result["nll"].low`.
 
     With several models `result["nll deep"]`, and `result["nll deep - lora"]` for the
@@ -57,11 +57,11 @@ class Evaluation(dict[str, Estimate]):
         """Return a DataFrame with the columns value, low, high, baseline."""
         with extra("notebooks"):
             import pandas
-        return pandas.DataFrame.from_dict(self, "index", columns=Estimate._fields)
+        return pandas.DataFrame.from_dict(self, "index", columns=_Estimate._fields)
 
     def __repr__(self) -> str:
         wide = max(map(len, self), default=0)
-        lines = [" " * wide + "".join(f"{name:>11}" for name in Estimate._fields)]
+        lines = [" " * wide + "".join(f"{name:>11}" for name in _Estimate._fields)]
         for row, estimate in self.items():
             cells = "".join(map(_text, estimate))
             lines.append(f"{row:{wide}}{cells}".rstrip())
@@ -221,19 +221,20 @@ def _save(path, known, others):
 
 
 # Measuring
-def _add(table, row, by_model, estimate):
+def _add(table, row, by_model, value, ends):
     """Add a row a model, and one for each that is compared with the first.
 
-    `by_model` has what `estimate` takes and a simple baseline; of two it returns the
-    difference. It returns a value and the ends of its interval.
+    `by_model` has what `value` takes, and a simple baseline; `ends` takes the same of
+    one model, or of two for their difference.
     """
     first, *others = by_model
     for name, (given, simple) in by_model.items():
-        numbers = map(float, (*estimate(given), simple))
-        table[f"{row} {name}".strip()] = Estimate(*numbers)
+        numbers = map(float, (value(given), *ends(given), simple))
+        table[f"{row} {name}".strip()] = _Estimate(*numbers)
     for name in others:
-        numbers = map(float, estimate(by_model[name][0], by_model[first][0]))
-        table[f"{row} {name} - {first}"] = Estimate(*numbers)
+        lead = table[f"{row} {name}"].value - table[f"{row} {first}"].value
+        low, high = ends(by_model[name][0], by_model[first][0])
+        table[f"{row} {name} - {first}"] = _Estimate(lead, float(low), float(high))
 
 
 def _add_quality(table, suffix, answers, resample):
@@ -246,47 +247,50 @@ def _add_quality(table, suffix, answers, resample):
         judge = _of_classes if prediction.ndim == 2 else _of_gaussians
         judged[name], *floor = judge(prediction, answers.labels)
         if floor:
-            table[f"ece_floor{suffix} {name}".strip()] = Estimate(*floor)
+            table[f"ece_floor{suffix} {name}".strip()] = _Estimate(*floor)
     for row in next(iter(judged.values())):
         value = {"ece": _ece, "aurc": _aurc}.get(row, torch.mean)
-
-        def lead(mine, *theirs, value=value):
-            return value(mine) - sum(map(value, theirs))
-
-        def estimate(*given, lead=lead):
-            return lead(*given), *metrics.bootstrap(lead, *given, **resample)
-
         by_model = {name: rows[row] for name, rows in judged.items()}
-        _add(table, row + suffix, by_model, estimate)
+        _add(table, row + suffix, by_model, value, partial(_ends, value, resample))
+
+
+def _ends(value, resample, *given):
+    def lead(mine, *theirs):
+        return value(mine) - sum(map(value, theirs))
+
+    return metrics.bootstrap(lead, *given, **resample)
 
 
 def _add_detection(table, set_name, known, outside, resample):
     for score in next(iter(known.values()))[0]:
-        inside = {name: kept[0][score] for name, kept in known.items()}
-        there = {name: kept[0][score] for name, kept in outside.items()}
+        pairs = {
+            name: (known[name][0][score], outside[name][0][score]) for name in known
+        }
         for measure, chance in {"auroc": 0.5, "fpr95": 0.95}.items():
             by_model = {
-                name: ((values, there[name]), chance)
-                for name, values in inside.items()
-                if values.any()  # one member has no epistemic part
+                name: (pair, chance)
+                for name, pair in pairs.items()
+                if pair[0].any()  # one member has no epistemic part
             }
-
-            def estimate(pair, than=None, measure=measure):
-                pairs = [pair, than] if than else [pair]
-                found = [metrics.ood_detection(*each) for each in pairs]
-                value, *less = [getattr(each, measure) for each in found]
-                how = {"than": than, "measure": measure, **resample}
-                return value - sum(less), *metrics.auroc_interval(*pair, **how)
-
+            how = resample | {"measure": measure}
+            ways = partial(_separation, measure), partial(_separation_ends, how)
             if by_model:
-                _add(table, f"{measure}_{score}_{set_name}", by_model, estimate)
+                _add(table, f"{measure}_{score}_{set_name}", by_model, *ways)
+
+
+def _separation(measure, pair):
+    return getattr(metrics.ood_detection(*pair), measure)
+
+
+def _separation_ends(how, pair, than=None):
+    return metrics.auroc_interval(*pair, than=than, **how)
 
 
 def _add_cost(table, models, known):
     for name, seconds in known.seconds.items():
         trained = sum(p.numel() for p in trainable(models[name]))
-        table[f"parameters {name}".strip()] = Estimate(trained)
-        table[f"seconds {name}".strip()] = Estimate(seconds / len(known.labels))
+        table[f"parameters {name}".strip()] = _Estimate(trained)
+        table[f"seconds {name}".strip()] = _Estimate(seconds / len(known.labels))
 
 
 # Classes

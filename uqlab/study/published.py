@@ -21,7 +21,7 @@ class _Says(NamedTuple):
     text: str  # with the paper's numbers
 
 
-class Table:
+class _Table:
     """A table or a figure of a paper, with the paper's settings by parameter."""
 
     def __init__(self, title: str, entry: Mapping[str, Any]):
@@ -76,13 +76,15 @@ def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
     >>> differs({"members": 10, "widths": [1, 2]}, {"members": 5, "widths": [1, 2, 4]})
     ['members']
     """
-
-    def same(theirs, ours):
+    unlike = []
+    for name, theirs in settings.items():
+        ours = parameters.get(name)
         if isinstance(theirs, list) and isinstance(ours, list | tuple):
-            return set(theirs) <= set(ours)
-        return theirs == ours
-
-    return [name for name in settings if not same(settings[name], parameters.get(name))]
+            same = set(theirs) <= set(ours)
+        else:
+            same = theirs == ours
+        unlike += [] if same else [name]
+    return unlike
 
 
 def _paper(entry):
@@ -92,7 +94,7 @@ def _paper(entry):
         kind, _, number = name.partition("_")
         if number:
             word = "Fig." if kind == "fig" else kind.capitalize()
-            tables[name] = Table(f"{entry['source']}, {word} {number}", entry[name])
+            tables[name] = _Table(f"{entry['source']}, {word} {number}", entry[name])
     return SimpleNamespace(source=entry["source"], text=entry.get("text"), **tables)
 
 

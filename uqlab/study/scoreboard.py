@@ -339,10 +339,10 @@ def pareto(table: pd.DataFrame, quality: str, cost: str) -> pd.DataFrame:
     values = _by_seed(table, [quality, cost])
     means = pd.DataFrame({column: wide.mean() for column, wide in values.items()})
     points = means.to_numpy() * [sign(quality), sign(cost)]  # more is better
-    rivals = points[None]
-    own = points[:, None]
-    dominated = (rivals >= own).all(-1) & (rivals > own).any(-1)
-    front: Any = means[~dominated.any(1)]
+    dominated = [
+        ((points >= own).all(1) & (points > own).any(1)).any() for own in points
+    ]
+    front: Any = means[~np.array(dominated)]
     return front.sort_values(cost, ascending=sign(cost) < 0, kind="stable")
 
 
