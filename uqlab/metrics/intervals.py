@@ -8,9 +8,8 @@ numbers covers 83 % and not 95 %. Of a share of few trials: Clopper and Pearson,
 holds at 0 and 1 too.
 """
 
-import operator
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -152,8 +151,10 @@ def bootstrap(
     def drawn(rows):
         if units:
             rows = np.concatenate([units[unit] for unit in rows])
-        places = [(*[slice(None)] * axis, rows) for axis in axes]
-        return statistic(*map(operator.getitem, arrays, places))
+        some = []
+        for array, axis in zip(arrays, axes, strict=True):
+            some.append(array[(*[slice(None)] * axis, rows)])
+        return statistic(*some)
 
     return _resampled(drawn, [len(units or range(size))], repeats, seed, level)
 
@@ -189,7 +190,7 @@ def interval(
         As in `bootstrap`.
     """
     one_of("measure", measure, tuple(BY_SAMPLE))
-    values = 0.0
+    values: Any = 0.0
     for sign, each in ((1, runs), (-1, than)):
         if each is not None:
             at_least("the number of runs", len(each))

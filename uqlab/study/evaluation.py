@@ -7,7 +7,7 @@ Intervals are over the inputs. They do not cover other seeds of training.
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -181,7 +181,7 @@ def _answers(models, how, test, shifted, ood):
 
 
 def _from_networks(models, how, data):
-    labels, parts, seconds = [], defaultdict(list), Counter()
+    labels, parts, seconds = [], defaultdict(list), defaultdict(float)
     for inputs, some in read_batches(data, how["batch_size"]):
         labels.append(some)
         for name, model in models.items():

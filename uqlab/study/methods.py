@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -205,9 +206,10 @@ def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]
     """
     if isinstance(network, models.SpeechClassifier):
         return [items.about["waves"] / 2**15 for items in sets]
-    if isinstance(sets[0].inputs, Tensor):
-        return [items.inputs for items in sets]
-    texts = [text for items in sets for text in items.inputs]
+    inputs: list[Any] = [items.inputs for items in sets]
+    if isinstance(inputs[0], Tensor):
+        return inputs
+    texts = list(itertools.chain(*inputs))
     ids = network.encode(texts, min(longest, network.longest))
     return list(ids.split(list(map(len, sets))))
 

@@ -164,7 +164,8 @@ def _basic(z, data):
         aleatoric = uncertainty.decompose(z.double()).aleatoric
         log_p = metrics.log_prediction(z)
         row["soft_kl"] = kl_div(log_p, truth, reduction="batchmean").item()
-        row["soft_correlation"] = stats.spearmanr(ambiguity, aleatoric)[0]
+        pair: Any = stats.spearmanr(ambiguity, aleatoric)
+        row["soft_correlation"] = pair.statistic
     return row
 
 
@@ -378,14 +379,14 @@ def recommend(
     better = sign(quality) * values[quality].mean()
     left = better.drop(list(refused)).sort_values(ascending=False, kind="stable")
     best, runner_up, *_ = [*left.index, "", ""]
-    ahead = [np.nan] * 3
+    ahead = metrics.Interval(np.nan, np.nan, np.nan)
     if runner_up:
-        pair = values[quality]
-        ahead = metrics.paired_t(sign(quality) * (pair[best] - pair[runner_up]).values)
+        lead: Any = sign(quality) * (values[quality][best] - values[quality][runner_up])
+        ahead = metrics.paired_t(lead.to_numpy())
     dear = [f"{label(m)} ({refused[m]})" for m in better.index[better > left.max()]]
     reason = f"no method keeps {' and '.join(limits)} within the limits."
     if best:
-        reason = _reason(quality, best, runner_up, *ahead, len(left), dear)
+        reason = _reason(quality, best, runner_up, ahead, len(left), dear)
     return _Advice(best, runner_up, *ahead, refused, reason)
 
 
@@ -400,9 +401,10 @@ def _refused(values, limits):
     return refused
 
 
-def _reason(quality, best, runner_up, margin, low, high, count, dear):
+def _reason(quality, best, runner_up, ahead, count, dear):
     """Return the advice in a sentence."""
     words = f"{label(best)} is the only method that you can afford"
+    margin, low, high = ahead
     if runner_up:
         verdict = "ahead of" if low > 0 else "with no significant difference to"
         words = (
