@@ -45,20 +45,11 @@ def test_differences_are_paired_and_their_p_values_holms():
 
 
 def test_the_front_holds_what_nothing_dominates():
-    quality = {
-        "cheap": [1.0, 1.0],
-        "worse": [0.9, 0.9],
-        "dear": [3.0, 3.0],
-        "twin": [1.0, 1.0],
-        "unsure": [0.8, 1.4],
-    }
-    cost = {
-        "cheap": [1, 1],
-        "worse": [2, 2],
-        "dear": [9, 9],
-        "twin": [1, 1],
-        "unsure": [2, 2],
-    }
+    names = ("cheap", "worse", "dear", "twin", "unsure")
+    quality = dict(
+        zip(names, [[1, 1], [0.9, 0.9], [3, 3], [1, 1], [0.8, 1.4]], strict=True)
+    )
+    cost = dict(zip(names, [[1, 1], [2, 2], [9, 9], [1, 1], [2, 2]], strict=True))
     table = board(accuracy=quality, trained=cost)
     found = scoreboard.pareto(table, "accuracy", "trained")
     assert list(found.index) == ["cheap", "twin", "unsure", "dear"]
@@ -84,12 +75,8 @@ def test_no_comparison_without_a_pair():
 
 
 def test_a_recommendation_by_hand():
-    nll = {
-        "single": [0.5, 0.5],
-        "lora": [0.2, 0.4],
-        "deep": [0.25, 0.25],
-        "mine": [0.9, 0.9],
-    }
+    nll = {"single": [0.5, 0.5], "lora": [0.2, 0.4], "deep": [0.25, 0.25]}
+    nll["mine"] = [0.9, 0.9]
     stored = {"single": [10, 10], "lora": [12, 12], "deep": [40, 40], "mine": [5, 5]}
     table = board(
         nll=nll,
@@ -176,14 +163,8 @@ def deep(backbone, sets):
 
 
 def measured(backbone, sets, **more):
-    fixed = {
-        "scores": SCORED,
-        "members": 3,
-        "seeds": [4],
-        "repeats": 2,
-        "epochs": 2,
-        "lr": 0.01,
-    }
+    fixed = {"scores": SCORED, "members": 3, "seeds": [4], "repeats": 2}
+    fixed |= {"epochs": 2, "lr": 0.01}
     return scoreboard.measure(backbone, *sets, **(fixed | more))
 
 

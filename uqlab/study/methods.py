@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,9 +179,13 @@ def _scale(name):
 
     try:
         how, _ = ImageProcessingMixin.get_image_processor_dict(name)
+    except OSError:
+        if not Path(name).is_dir():  # else it may have none
+            raise
+        how = {}
+    if how.get("do_normalize", "image_mean" in how):
         return [models.Standardize(how["image_mean"], how["image_std"])]
-    except (OSError, KeyError):  # a folder may have none
-        return []
+    return []
 
 
 def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
