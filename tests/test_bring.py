@@ -159,6 +159,8 @@ def test_a_folder_of_transformers(tmp_path, task):
         '{"image_mean": [0.5], "image_std": [0.5]}'
     )
     same(bring.model(tmp_path / "vit", task), lambda x: network(2 * x - 1), task.inputs)
+    with pytest.raises(ValueError, match="has its own scale"):
+        bring.model(tmp_path / "vit", task, mean=[0.1], std=[1.0])
     larger = task.resize(16)
     bring.check(bring.model(tmp_path / "vit", larger).model, larger.inputs, larger)
     four = data.load("digits[0-3]", "train", limit=9)

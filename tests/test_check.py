@@ -79,7 +79,7 @@ def test_the_right_function_passes(lesson, capsys):
 
 @pytest.mark.parametrize(("lesson", "mistake", "line"), MISTAKES)
 def test_a_typical_mistake_gets_its_line(lesson, mistake, line):
-    with pytest.raises(check.NotYet, match=line):
+    with pytest.raises(AssertionError, match=line):
         check.exercise(lesson, mistake)
 
 
@@ -95,22 +95,16 @@ def test_no_mistake_looks_like_the_right_answer_or_another(lesson):
     assert {len(said) for said in lines.values()} == {1}
 
 
-def blank(gram, other):
-    raise NotImplementedError("your turn")
-
-
 @pytest.mark.parametrize(
     ("function", "line"),
     [
-        (lambda gram, other: None, "raised"),
-        (lambda gram, other: gram @ other[:2], "raised RuntimeError"),
-        (blank, "still to be written"),
-        (lambda gram, other: gram, "HSIC has shape"),
+        (lambda gram, other: None, "should return HSIC"),
+        (lambda gram, other: gram, "HSIC is .*, it should be"),
         (lambda gram, other: 7.5, "HSIC is 7.5, it should be 32.1"),
     ],
 )
 def test_another_wrong_answer_is_explained_in_one_line(function, line):
-    with pytest.raises(check.NotYet, match=line) as caught:
+    with pytest.raises(AssertionError, match=line) as caught:
         check.exercise("10", function)
     (shown,) = caught.value._render_traceback_()
     assert shown == f"Not yet: {caught.value}."

@@ -126,7 +126,6 @@ def test_the_guide_of_methods_and_scores_runs(run):
     names = run(GUIDES / "method.md")
     lora, mine = (rows["trained"] for _, rows in names["mine"].groupby("method"))
     assert mine.tolist() == [2 * (128 * 10 + 10)] * 2 < lora.tolist()
-    assert {*scoreboard.ranks(names["mine"], "nll").index} == {"lora", "mine"}
     assert names["table"]["auroc_gap_fashion-mini"].between(0, 1).all()
 
 

@@ -152,21 +152,6 @@ def test_quantiles_of_a_score_by_hand():
     ]
 
 
-def test_acceptance_of_errors_is_the_risk_at_that_coverage():
-    logits, labels = make_task()
-    scores = decompose(logits).epistemic
-    errors = logits.softmax(-1).mean(0).argmax(1) != labels
-    accepted = metrics.by_quantile(
-        errors, scores, (0.2, 0.8, 1.0), "acceptance"
-    ).tolist()
-    assert accepted == pytest.approx(
-        [metrics.risk_at_coverage(logits, labels, scores, q) for q in (0.2, 0.8, 1.0)]
-    )
-    assert metrics.by_quantile(errors, scores).mean().item() == pytest.approx(
-        errors.double().mean().item()
-    )
-
-
 # Intervals ------------------------------------------------------------------------------------------------------------
 
 
@@ -233,19 +218,6 @@ def test_holm_keeps_the_familywise_error():
     rng = np.random.default_rng(0)
     errs = [(metrics.holm(p) < 0.05).any() for p in rng.random((4000, 6))]
     assert np.mean(errs) == pytest.approx(0.05, abs=0.015)
-
-
-def test_bootstrap_keeps_samples_paired_and_gives_bands():
-    logits, labels = make_task(samples=200)
-    low, high = metrics.bootstrap(metrics.accuracy, logits, labels, repeats=100)
-    assert low < metrics.accuracy(logits, labels) < high
-    x = torch.randn(50)
-    assert metrics.bootstrap(
-        lambda a, b: (a - torch.from_numpy(b)).abs().max(), x, x.numpy(), repeats=10
-    ) == (0, 0)
-    low, high = metrics.bootstrap(lambda v: v.mean(0), torch.randn(50, 7), repeats=50)
-    assert low.shape == high.shape == (7,)
-    assert (low < high).all()
 
 
 def test_bootstrap_resamples_the_axis_that_holds_the_samples():

@@ -53,7 +53,7 @@ def test_every_number_and_every_quote_is_in_the_text(paper, name):
     if (paper, name) == ("lora", "table_16"):  # its rows run into each other
         found += [[*one, *other] for one, other in pairwise(found)]
     for dataset in table.datasets:
-        spread = published.Table("", {"data": table.entry.get("deviations", {})})
+        spread = type(table)("", {"data": table.entry.get("deviations", {})})
         printed = pd.concat([table.frame(dataset), spread.frame(dataset)], axis=1)
         for row, values in printed.iterrows():
             wanted = values.dropna().tolist()

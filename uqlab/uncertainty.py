@@ -253,7 +253,7 @@ def _split(logits, member_entropy, divergence, weights, correct) -> Decompositio
         log_p = z.log_softmax(0)  # [classes, members, n]
         p = log_p.exp()
         aleatoric = _mean(member_entropy(log_p, p), share)
-        return aleatoric, mean_divergence(p, divergence, share, correct)
+        return aleatoric, _mean_divergence(p, divergence, share, correct)
 
     aleatoric, epistemic = _over_batch(measure, logits)
     return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
@@ -314,8 +314,8 @@ def decompose_groups(
         p = log_p.exp()
         aleatoric = _member_entropy(log_p, p).mean(0)
         p = p.unflatten(1, (groups, members))  # [classes, groups, members, n]
-        within = mean_divergence(p, _kl).mean(0)
-        return aleatoric, within, mean_divergence(p.mean(2), _kl, correct=correct)
+        within = _mean_divergence(p, _kl).mean(0)
+        return aleatoric, within, _mean_divergence(p.mean(2), _kl, correct=correct)
 
     aleatoric, within, between = _over_batch(measure, logits.flatten(0, 1))
     return GroupDecomposition(aleatoric + within + between, between, within, aleatoric)
@@ -477,7 +477,7 @@ def _mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     return values.mean(-2) if weights is None else (values * weights).sum(-2)
 
 
-def mean_divergence(
+def _mean_divergence(
     p: Tensor,
     divergence: Callable,
     weights: Tensor | None = None,

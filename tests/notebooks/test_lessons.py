@@ -159,7 +159,6 @@ FOUND = {
         {"packed", "masks", "tiles"} <= {*n["worse"]}
         {*n["front"]} == {"lora", "singular_value"}""",
     ("13_scoreboard_study", ""): """
-        0.5 <= n["order_holds_fraction"] <= 1
         n["trained_lora"] < n["trained_single"] < n["trained_deep"] == n["stored_deep"]
         n["stored_single"] < n["stored_lora"] < 1.2 * n["stored_single"]
         n["nll_" + t["order"]["index"][0]] == min(n["nll_single"], n["nll_single_temperature"], n["nll_lora"], n["nll_deep"])

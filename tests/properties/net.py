@@ -31,7 +31,6 @@ BUGS = (AttributeError, KeyError, IndexError, AssertionError, UnboundLocalError)
 MAY_BE_NAN = (  # of weights that are NaN (`fit` says so), of features that do not vary, of what is only handed on, of rows without an interval
     "metrics.by_quantile", "training.cross_entropy", "training.crop_flip", "representations.cka",
     "representations.minibatch_cka", "representations.cka_matrix", "scores.members",
-    "baselines.whitened",
     "scoreboard.", "gradients.reduce_norms", "evaluation.evaluate",
 )  # fmt: skip
 

@@ -50,7 +50,7 @@ def test_bad_arguments(name, unchecked):
     ("name", "change"),
     [
         (
-            "scores.logits",
+            "scores.values",
             {"model": nn.Linear(8, 4).half(), "inputs": torch.full((6, 8), 1e30)},
         ),
         ("ensembles.from_pretrained", {"folder": ""}),

@@ -1,31 +1,33 @@
-"""How sure a measured number is: intervals over samples, over seeds, and of shares.
+"""How well a score finds OOD inputs, and how sure a measured number is.
 
-Over samples: the percentile bootstrap, of single rows or of groups of rows that belong
-together. Over a few seeds: Student's t, because the bootstrap of five numbers covers 83
-% and not 95 %. Of a share of few trials: Clopper and Pearson, which holds at 0 and 1
-too.
+Scores are uncertainties: higher = more uncertain, and OOD is the positive class.
+
+Intervals over samples: the percentile bootstrap, of single rows or of groups of rows
+that belong together. Over a few seeds: Student's t, because the bootstrap of five
+numbers covers 83 % and not 95 %. Of a share of few trials: Clopper and Pearson, which
+holds at 0 and 1 too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from scipy import stats
+from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from uqlab.core.checks import ArrayLike, as_scores, at_least, one_of, within
-from uqlab.metrics.detection import auroc, fpr95, scores_of
-from uqlab.metrics.quality import disagreements, hits, losses, squared_errors
+from uqlab.metrics.quality import BY_SAMPLE
 
-Measure = Literal["accuracy", "nll", "brier", "disagreement"]
-MEASURES: dict[str, Callable[[ArrayLike, ArrayLike], Tensor]] = {
-    "accuracy": hits,
-    "nll": losses,
-    "brier": squared_errors,
-    "disagreement": lambda logits, _: disagreements(logits),
-}
-SEPARATIONS = {"auroc": auroc, "fpr95": fpr95}
+
+class OOD(NamedTuple):
+    """How well a score separates OOD inputs, the positive class, from ID inputs."""
+
+    auroc: float
+    aupr_out: float
+    aupr_in: float
+    fpr95: float
 
 
 class Interval(NamedTuple):
@@ -41,6 +43,68 @@ class Interval(NamedTuple):
         return f"{self.mean:.{digits}f} ± {half:.{digits}f}"
 
 
+def ood_detection(id_scores: ArrayLike, ood_scores: ArrayLike) -> OOD:
+    """Return AUROC, AUPR with OOD and with ID as positives, and FPR95 of a score.
+
+    AUROC counts ties as one half. AUPR is average precision, and equal scores enter
+    together. FPR95 is the fraction of ID inputs at or above the highest threshold that
+    at least 95 % of OOD inputs reach; with ID as the positive class it is that of
+    `ood_detection(-ood_scores, -id_scores)`.
+
+    Parameters
+    ----------
+    id_scores, ood_scores
+        [samples] each; higher = more uncertain.
+
+    Raises
+    ------
+    ValueError
+        For scores that are empty or not finite.
+
+    Examples
+    --------
+    >>> ood_detection([0.1, 0.3], [0.2, 0.4]).auroc
+    0.75
+    """
+    inside, outside = _pair(id_scores, ood_scores)
+    truth = np.repeat([0, 1], [len(inside), len(outside)])
+    scores = np.concatenate([inside, outside])
+    return OOD(
+        auroc=_auroc(inside, outside),
+        aupr_out=float(average_precision_score(truth, scores)),
+        aupr_in=float(average_precision_score(1 - truth, -scores)),
+        fpr95=_fpr95(inside, outside),
+    )
+
+
+def _auroc(inside, outside):
+    """Return the probability that an OOD score is above an ID score, ties one half."""
+    inside = np.sort(inside)
+    outside = np.sort(outside)  # not needed, but to search in order is faster
+    below = np.searchsorted(inside, outside)
+    up_to = np.searchsorted(inside, outside, side="right")
+    return float((below + up_to).mean() / (2 * len(inside)))
+
+
+def _fpr95(inside, outside):
+    """Return the share of ID scores that reach what 95 % of OOD scores reach."""
+    reached = np.sort(outside)[-95 * len(outside) // 100]  # by the ceil(0.95 n) largest
+    return float((inside >= reached).mean())
+
+
+def _pair(inside, outside):
+    return _numbers("id_scores", inside), _numbers("ood_scores", outside)
+
+
+def _numbers(name, scores):
+    """Return checked scores [samples] as float64 of NumPy."""
+    return as_scores(scores, name=name).cpu().double().numpy()
+
+
+_SEPARATIONS = {"auroc": _auroc, "fpr95": _fpr95}
+
+
+# Over samples -------------------------------------------------------------------------
 def bootstrap(
     statistic: Callable,
     *arrays: Tensor | np.ndarray,
@@ -74,25 +138,31 @@ def bootstrap(
         For numbers of samples that differ or are 0, and where lengths do not tell the
         samples' axis.
     """
-    at_least("repeats", repeats)
     axes = [_samples_axis(array, arrays) for array in arrays]
     sizes = {array.shape[axis] for array, axis in zip(arrays, axes, strict=True)}
     if len(sizes) != 1 or 0 in sizes:
         raise ValueError(f"arrays must share a positive number of samples, got {sizes}")
-    values = []
-    for rows in _resamples(sizes.pop(), groups, repeats, seed):
-        drawn = [
-            array[(slice(None),) * axis + (rows,)]
-            for array, axis in zip(arrays, axes, strict=True)
-        ]
-        values.append(np.asarray(statistic(*drawn)))
-    return tuple(np.quantile(np.stack(values), _tails(level), axis=0))
+    size = sizes.pop()
+    units = None
+    if groups is not None:
+        labels = as_scores(groups, size, "groups").cpu().numpy()
+        units = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+
+    def drawn(rows):
+        if units:
+            rows = np.concatenate([units[unit] for unit in rows])
+        some = []
+        for array, axis in zip(arrays, axes, strict=True):
+            some.append(array[(*[slice(None)] * axis, rows)])
+        return statistic(*some)
+
+    return _resampled(drawn, [len(units or range(size))], repeats, seed, level)
 
 
 def interval(
     runs: Sequence[ArrayLike],
     labels: ArrayLike,
-    measure: Measure = "accuracy",
+    measure: Literal["accuracy", "nll", "brier", "disagreement"] = "accuracy",
     *,
     than: Sequence[ArrayLike] | None = None,
     groups: ArrayLike | None = None,
@@ -119,14 +189,17 @@ def interval(
     groups, repeats, seed, level
         As in `bootstrap`.
     """
-    one_of("measure", measure, tuple(MEASURES))
-    values = _by_sample(runs, labels, measure)
-    if than is not None:
-        values = values - _by_sample(than, labels, measure)
-    draws = _resamples(len(values), groups, repeats, seed)
-    means = [values[rows].mean() for rows in draws]
-    low, high = np.quantile(means, _tails(level))
-    return Interval(float(values.mean()), float(low), float(high))
+    one_of("measure", measure, tuple(BY_SAMPLE))
+    values: Any = 0.0
+    for sign, each in ((1, runs), (-1, than)):
+        if each is not None:
+            at_least("the number of runs", len(each))
+            by_run = [BY_SAMPLE[measure](logits, labels) for logits in each]
+            values = values + sign * torch.stack(by_run).mean(0).cpu().numpy()
+    ends = bootstrap(
+        np.mean, values, groups=groups, repeats=repeats, seed=seed, level=level
+    )
+    return Interval(*map(float, (values.mean(), *ends)))
 
 
 def auroc_interval(
@@ -155,27 +228,48 @@ def auroc_interval(
     measure
         "auroc" or "fpr95".
     """
-    one_of("measure", measure, tuple(SEPARATIONS))
+    one_of("measure", measure, tuple(_SEPARATIONS))
     pairs = [_pair(id_scores, ood_scores), *([_pair(*than)] if than else [])]
     sizes = {(len(inside), len(outside)) for inside, outside in pairs}
     if len(sizes) > 1:
         raise ValueError(f"`than` must be scores of the same inputs, got {sizes}")
-    counts = sizes.pop()
-    separation = SEPARATIONS[measure]
+    separation = _SEPARATIONS[measure]
+
+    def drawn(rows, others):
+        first, *second = [separation(a[rows], b[others]) for a, b in pairs]
+        return first - sum(second)
+
+    low, high = _resampled(drawn, sizes.pop(), repeats, seed, level)
+    return float(low), float(high)
+
+
+def _resampled(statistic, sizes, repeats, seed, level):
+    """Return the quantiles of `statistic(*rows)`, of rows for each of the sizes."""
+    within("level", level, "(0, 1)")
     rng = np.random.default_rng(seed)
     values = []
     for _ in range(at_least("repeats", repeats)):
-        rows, others = (rng.integers(count, size=count) for count in counts)
-        first, *second = [separation(a[rows], b[others]) for a, b in pairs]
-        values.append(first - sum(second))
-    low, high = np.quantile(values, _tails(level)).tolist()
-    return low, high
+        rows = [rng.integers(size, size=size) for size in sizes]
+        values.append(np.asarray(statistic(*rows)))
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    return tuple(np.quantile(np.stack(values), tails, axis=0))
 
 
-def _pair(inside, outside):
-    return scores_of(inside, "id_scores"), scores_of(outside, "ood_scores")
+def _samples_axis(array, arrays):
+    """Return the samples' axis: 0 of small arrays, else the one as long as theirs."""
+    if array.ndim in (1, 2):
+        return 0
+    lengths = {len(other) for other in arrays if other.ndim in (1, 2)}
+    axes = [axis for axis, length in enumerate(array.shape) if length in lengths]
+    if len(axes) != 1:
+        raise ValueError(
+            f"the samples' axis of an array {list(array.shape)} is not clear; resample "
+            "rows: bootstrap(lambda rows: statistic(x[:, rows]), torch.arange(samples))"
+        )
+    return axes[0]
 
 
+# Over seeds, of shares ----------------------------------------------------------------
 def paired_t(differences: ArrayLike, level: float = 0.95) -> Interval:
     """Return the mean of paired differences and its interval by Student's t.
 
@@ -189,12 +283,12 @@ def paired_t(differences: ArrayLike, level: float = 0.95) -> Interval:
     >>> round(interval.low, 3), round(interval.high, 3)
     (-0.484, 4.484)
     """
-    values = scores_of(differences, "differences")
+    values = _numbers("differences", differences)
     at_least("the number of differences", len(values), 2)
-    error = values.std(ddof=1) / np.sqrt(len(values))
-    half = float(stats.t.ppf(_tails(level)[1], len(values) - 1) * error)
+    within("level", level, "(0, 1)")
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
     mean = float(values.mean())
-    return Interval(mean, mean - half, mean + half)
+    return Interval(mean, float(mean - half), float(mean + half))
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
@@ -208,9 +302,9 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     ----------
     Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
-    values = scores_of(p_values, "p_values")
-    within("the largest of p_values", float(values.max()), "[0, 1]")
-    within("the least of p_values", float(values.min()), "[0, 1]")
+    values = _numbers("p_values", p_values)
+    for value in (values.min(), values.max()):
+        within("p_values", value, "[0, 1]")
     order = np.argsort(values)
     scaled = values[order] * np.arange(len(values), 0, -1)
     adjusted = np.empty_like(values)
@@ -226,53 +320,5 @@ def proportion(hits: int, n: int, level: float = 0.95) -> Interval:
     1), where a bootstrap says (1, 1).
     """
     at_least("n", n)
-    at_least("hits", hits, 0)
-    at_least("n - hits", n - hits, 0)
-    within("level", level, "(0, 1)")
     ends = stats.binomtest(hits, n).proportion_ci(level, method="exact")
     return Interval(hits / n, float(ends.low), float(ends.high))
-
-
-def _by_sample(
-    runs: Sequence[ArrayLike], labels: ArrayLike, measure: str
-) -> np.ndarray:
-    """Return a measure of every sample [samples], the mean over runs."""
-    at_least("the number of runs", len(runs))
-    values = [MEASURES[measure](logits, labels) for logits in runs]
-    return torch.stack(values).mean(0).cpu().numpy()
-
-
-def _resamples(
-    size: int, groups: ArrayLike | None, repeats: int, seed: int
-) -> Iterator[np.ndarray]:
-    """Yield the rows of one resample after another, drawn singly or by groups."""
-    at_least("repeats", repeats)
-    rng = np.random.default_rng(seed)
-    if groups is None:
-        for _ in range(repeats):
-            yield rng.integers(size, size=size)
-        return
-    labels = as_scores(groups, size, "groups").cpu().numpy()
-    by_group = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    for _ in range(repeats):
-        drawn = rng.integers(len(by_group), size=len(by_group))
-        yield np.concatenate([by_group[group] for group in drawn])
-
-
-def _tails(level: float) -> list[float]:
-    within("level", level, "(0, 1)")
-    return [(1 - level) / 2, (1 + level) / 2]
-
-
-def _samples_axis(array: Tensor | np.ndarray, arrays: Sequence) -> int:
-    """Return the samples' axis: 0 of small arrays, else the one as long as theirs."""
-    if array.ndim in (1, 2):
-        return 0
-    lengths = {len(other) for other in arrays if other.ndim in (1, 2)}
-    axes = [axis for axis, length in enumerate(array.shape) if length in lengths]
-    if len(axes) != 1:
-        raise ValueError(
-            f"the samples' axis of an array {list(array.shape)} is not clear; resample "
-            "rows: bootstrap(lambda rows: statistic(x[:, rows]), torch.arange(samples))"
-        )
-    return axes[0]

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from uqlab.core.extras import extra
 from uqlab.study import baselines, bring, decide, methods, scores
-from uqlab.study.evaluation import Estimate, Evaluation, evaluate
+from uqlab.study.evaluation import Evaluation, evaluate
 
 if TYPE_CHECKING:
     from uqlab.study import check, published, scoreboard
 
 __all__ = [
-    "Estimate",
     "Evaluation",
     "baselines",
     "bring",

@@ -28,7 +28,7 @@ from uqlab.core.modules import rows_of
 from uqlab.study import methods
 
 
-class Brought(NamedTuple):
+class _Brought(NamedTuple):
     """A loaded model."""
 
     model: nn.Module  # a network or an ensemble, in evaluation mode
@@ -44,7 +44,7 @@ def model(
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     new_classifier: bool = False,
-) -> Brought:
+) -> _Brought:
     """Load a network or an ensemble for the inputs of a data set.
 
     Parameters
@@ -61,7 +61,7 @@ def model(
     settings
         Arguments of the function; a parameter `classes` gets the number of classes.
     mean, std
-        Subtracted and divided by, per channel; empty: nothing, or what a folder says.
+        Subtracted and divided by, per channel; empty: nothing. A folder has its own.
     new_classifier
         Whether a folder may lack a classifier of these classes, because you train one.
 
@@ -71,26 +71,41 @@ def model(
         If a file is missing, the function returns no network, the source is none of
         these, or the weights do not fit or hold Python objects.
     """
-    source = os.fspath(source)
-    scaled = len(mean) + len(std) > 0
-    if not source:
-        networks = [methods.backbone("", task)]
-    elif Path(source).expanduser().is_dir():
-        folder = Path(source).expanduser()
-        networks = [_of_transformers(folder, task, new_classifier, scaled)]
-    else:
-        networks = _made(source, len(task.classes), settings or {})
     paths = _weight_files(weights)
-    networks = _loaded(networks, paths, scaled)
-    if scaled:
-        networks = [
-            nn.Sequential(models.Standardize(mean, std), net) for net in networks
-        ]
+    scale = [models.Standardize(mean, std)] if len(mean) + len(std) else []
+    folder = Path(source).expanduser()
+    if not os.fspath(source):
+        networks = [methods.backbone("", task)]
+    elif folder.is_dir():
+        _refuse(scale, "a folder of transformers")
+        if not new_classifier:
+            _check_classes(folder, task)
+        networks = [methods.backbone(str(folder), task)]
+    else:
+        networks = _made(os.fspath(source), len(task.classes), settings or {})
+    networks = _loaded(networks, paths, scale)
     whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
-    sums = {
-        f"{path.parent.name}/{path.name}": files.sha256(path)[:16] for path in paths
-    }
-    return Brought(whole.eval(), sums)
+    sums = {f"{p.parent.name}/{p.name}": files.sha256(p)[:16] for p in paths}
+    return _Brought(whole.eval(), sums)
+
+
+def _loaded(networks, paths, scale):
+    """Return a network for each file of weights, or the ensemble that was saved."""
+    if len(paths) == 1 and paths[0].with_name("uqlab.json").is_file():
+        _refuse(scale, "a saved ensemble")
+        return [ensembles.from_pretrained(paths[0].parent, networks[0])]
+    if paths:
+        copies = [copy.deepcopy(networks[0]) for _ in paths]
+        networks = list(map(models.load_weights, copies, paths))
+    return [nn.Sequential(*scale, net) if scale else net for net in networks]
+
+
+def _refuse(scale, what):
+    if scale:
+        raise ValueError(
+            f"mean and std do not apply to {what}, which has its own scale: put "
+            "Standardize into a function"
+        )
 
 
 def check(network: nn.Module, inputs: InputsLike, task: data.Dataset) -> None:
@@ -112,19 +127,6 @@ def check(network: nn.Module, inputs: InputsLike, task: data.Dataset) -> None:
             f"{len(task.classes)}], one for each class of {task.name}, got "
             f"{list(z.shape[1:])}"
         )
-
-
-def _loaded(networks, paths, scaled):
-    """Return a network for each file of weights, or the ensemble that was saved."""
-    if len(paths) == 1 and paths[0].with_name("uqlab.json").is_file():
-        if scaled:
-            raise ValueError(
-                "mean and std do not apply to a saved ensemble: put Standardize into "
-                "its function"
-            )
-        return [ensembles.from_pretrained(paths[0].parent, networks[0])]
-    copies = [copy.deepcopy(networks[0]) for _ in paths]
-    return list(map(models.load_weights, copies, paths)) or networks
 
 
 def _made(source, classes, settings):
@@ -158,40 +160,25 @@ def _run(place):
 
 
 def _weight_files(weights):
+    kinds = (".safetensors", ".pt", ".pth", ".th", ".ckpt", ".bin")
     paths = []
     for place in [weights] if isinstance(weights, StrPath) else weights:
         path = Path(place).expanduser()
-        kinds = (".safetensors", ".pt", ".pth", ".th", ".ckpt", ".bin")
-        there = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
-        found = sorted(p for p in there if p.suffix in kinds)
+        pattern = str(path / "*" if path.is_dir() else path)
+        found = [p for p in sorted(glob.glob(pattern)) if p.endswith(kinds)]
         if not found:
             raise FileNotFoundError(f"no weights ({', '.join(kinds)}) at {path}")
-        paths += found
+        paths += map(Path, found)
     return paths
 
 
-def _of_transformers(folder, task, new_classifier, scaled):
-    """Load a folder of transformers, with the scale that it expects of images."""
-    classes = len(task.classes)
-    config = files.read_json(folder / "config.json")
+def _check_classes(folder, task):
+    """Raise ValueError for a network of transformers that has other classes."""
+    config = files.read_json(Path(folder, "config.json"))
     kind = (config.get("architectures") or ["no config.json"])[0]
     outputs = len(config.get("id2label", "01"))  # two are left out there
-    if not new_classifier and not (
-        kind.endswith("Classification") and outputs == classes
-    ):
+    if not kind.endswith("Classification") or outputs != len(task.classes):
         raise ValueError(
-            f"{folder} ({kind}) must classify the {classes} classes of {task.name}; "
-            "train it on them first"
+            f"{folder} ({kind}) must classify the {len(task.classes)} classes of "
+            f"{task.name}; train it on them first"
         )
-    if isinstance(task.inputs, list):
-        return models.from_pretrained(folder, classes, task="text")
-    network = models.from_pretrained(folder, classes)
-    seen = files.read_json(folder / "preprocessor_config.json")
-    size = task.inputs.shape[-1]
-    steps = []
-    expected = getattr(network.config, "image_size", size)
-    if expected != size:
-        steps.append(nn.Upsample(size=expected, mode="bilinear"))
-    if not scaled and "image_mean" in seen and "image_std" in seen:
-        steps.append(models.Standardize(seen["image_mean"], seen["image_std"]))
-    return nn.Sequential(*steps, network) if steps else network

@@ -4,7 +4,7 @@ import bisect
 import math
 import zlib
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -217,17 +217,14 @@ class Martingale:
         """
         logs = []
         for score in as_scores(scores).double().tolist():
-            self._bet(self._p_value(score))
+            # the score's rank among all before it, at random among equal ones
+            less = bisect.bisect_left(self.seen, score)
+            upto = bisect.bisect_right(self.seen, score)
+            self.seen.insert(upto, score)
+            place = less + self.generator.random() * (upto - less + 1)
+            self._bet(place / len(self.seen))
             logs.append(self.log_wealth)
         return torch.tensor(logs, dtype=torch.float64).exp()
-
-    def _p_value(self, score: float) -> float:
-        """Return the score's rank among all before it, at random among equal ones."""
-        less = bisect.bisect_left(self.seen, score)
-        upto = bisect.bisect_right(self.seen, score)
-        self.seen.insert(upto, score)
-        place = less + self.generator.random() * (upto - less + 1)
-        return place / len(self.seen)
 
     def _bet(self, p: float) -> None:
         # Bets on small p-values, on none, on large ones, and a fifth of the capital on
@@ -301,46 +298,46 @@ def saved(path: StrPath) -> Saved:
     ValueError
         If the file is damaged or has none of these, or arrays do not fit.
     """
+    arrays = _arrays(path)
+    kinds = [kind for kind in ("logits", "probabilities") if kind in arrays]
+    if len(kinds) != 1:
+        raise ValueError(f"{path} must hold logits or probabilities, got {[*arrays]}")
+    names = [*kinds, *(name for name in arrays if name.startswith("ood"))]
+    sets = {name: _logits(kinds[0], name, arrays[name]) for name in names}
+    logits = sets.pop(kinds[0])
+    labels = arrays.get("labels")
+    if labels is not None:
+        labels = as_labels(labels, *logits.shape[1:])
+    ood = {}
+    for name, z in sets.items():
+        short = name.removeprefix("ood_")
+        ood[name if short in arrays else short] = z  # there may be both
+        if z.shape[::2] != logits.shape[::2]:
+            raise ValueError(
+                f"{name!r} must have the members and classes of the test set"
+            )
+    return Saved(logits, labels, ood)
+
+
+def _arrays(path):
     try:
         with np.load(existing(path), allow_pickle=False) as file:
-            arrays = dict(file)
+            return dict(file)
     except (ValueError, OSError, EOFError, TypeError, zlib.error, BadZipFile) as error:
         raise ValueError(
             f"{path} is not a complete .npz of numbers; make one with "
             'numpy.savez("run.npz", logits=..., labels=...)'
         ) from error
-    kinds = [kind for kind in ("logits", "probabilities") if kind in arrays]
-    if len(kinds) != 1:
-        raise ValueError(f"{path} must hold logits or probabilities, got {[*arrays]}")
-    read = _logits if kinds == ["logits"] else _logarithms
-    logits = read(kinds[0], arrays[kinds[0]])
-    labels = arrays.get("labels")
-    if labels is not None:
-        labels = as_labels(labels, *logits.shape[1:])
-    ood = {}
-    for name in arrays:
-        if name.startswith("ood"):
-            short = name.removeprefix("ood_")
-            z = read(name, arrays[name])
-            ood[name if short in arrays else short] = z  # there may be both
-            if z.shape[::2] != logits.shape[::2]:
-                raise ValueError(
-                    f"{name!r} must have the members and classes of the test set"
-                )
-    return Saved(logits, labels, ood)
 
 
-def _logits(name: str, values: Any) -> Tensor:
+def _logits(kind, name, values):
     z = as_tensor(name, values)
+    if kind == "probabilities":
+        if not ((z.double().sum(-1) - 1).abs() < 1e-3).all() or not (z >= 0).all():
+            raise ValueError(
+                f"{name} must be at least 0 and sum to 1 over the classes, the last "
+                "axis; divide percentages or rounded ones by p.sum(-1, keepdims=True), "
+                "of one probability a row make numpy.stack([1 - p, p], -1)"
+            )
+        z = z.float().clamp(min=torch.finfo(torch.float32).tiny).log()
     return as_logits(z[None] if z.ndim == 2 else z)
-
-
-def _logarithms(name: str, values: Any) -> Tensor:
-    p = as_tensor(name, values)
-    if not ((p.double().sum(-1) - 1).abs() < 1e-3).all() or not (p >= 0).all():
-        raise ValueError(
-            f"{name} must be at least 0 and sum to 1 over the classes, the last axis; "
-            "divide percentages or rounded ones by p.sum(-1, keepdims=True), of one "
-            "probability a row make numpy.stack([1 - p, p], -1)"
-        )
-    return _logits(name, p.float().clamp(min=torch.finfo(torch.float32).tiny).log())

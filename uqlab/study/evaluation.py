@@ -43,7 +43,7 @@ floor, for aurc, auroc and fpr95 a random ranking (a distance of pixels is a bet
 baselines.aurocs). nll in nats; coverage should be 0.9; seconds an input."""
 
 
-class Estimate(NamedTuple):
+class _Estimate(NamedTuple):
     """A number, its 95 % interval and a simple baseline; NaN where there is none."""
 
     value: float
@@ -52,7 +52,7 @@ class Estimate(NamedTuple):
     baseline: float = math.nan
 
 
-class Evaluation(dict[str, Estimate]):
+class Evaluation(dict[str, _Estimate]):
     """Estimates by name, which print as a table: `result["nll"].low`.
 
     With several models `result["nll deep"]`, and `result["nll deep - lora"]` for the
@@ -63,11 +63,11 @@ class Evaluation(dict[str, Estimate]):
         """Return a DataFrame with the columns value, low, high, baseline."""
         with extra("notebooks"):
             import pandas
-        return pandas.DataFrame.from_dict(self, "index", columns=Estimate._fields)
+        return pandas.DataFrame.from_dict(self, "index", columns=_Estimate._fields)
 
     def __repr__(self) -> str:
         wide = max(map(len, self), default=0)
-        lines = [" " * wide + "".join(f"{name:>11}" for name in Estimate._fields)]
+        lines = [" " * wide + "".join(f"{name:>11}" for name in _Estimate._fields)]
         for row, estimate in self.items():
             cells = "".join(map(_text, estimate))
             lines.append(f"{row:{wide}}{cells}".rstrip())
@@ -153,19 +153,28 @@ def evaluate(
         raise ValueError("save takes the logits of one classifier; evaluate it alone")
     reduce = _gaussians if outputs == "gaussian" else partial(_classes, save)
     how = {"batch_size": batch_size, "precision": precision, "reduce": reduce}
-    answers = _answers(models, how, test, shifted or {}, ood or {})
-    table = _table(*answers, {"repeats": repeats, "seed": seed})
-    _add_cost(table, models, answers[0][""])
+    labelled, others = _answers(models, how, test, shifted or {}, ood or {})
+    table = _table(labelled, others, {"repeats": repeats, "seed": seed})
+    _add_cost(table, models, labelled[""])
     if save is not None:
-        _save(save, *answers)
+        _save(save, labelled[""], others)
+    return table
+
+
+def _table(labelled, others, resample):
+    table = Evaluation()
+    for suffix, answers in labelled.items():
+        _add_quality(table, suffix, answers, resample)
+    for name, there in others.items():
+        _add_detection(table, name, labelled[""].kept, there.kept, resample)
     return table
 
 
 # Reading
 class _Answers(NamedTuple):
-    labels: Any  # [samples]
-    of_model: dict  # name -> scores, prediction, saved logits; samples first
-    seconds: dict  # name -> of all predictions
+    labels: Any  # [samples], or None
+    kept: dict  # model -> scores, prediction, logits to be saved; samples first
+    seconds: dict  # model -> of all predictions
 
 
 def _answers(models, how, test, shifted, ood):
@@ -185,11 +194,11 @@ def _from_networks(models, how, data):
             started = time.perf_counter()
             parts[name].append(training.predict(model, inputs, **how))
             seconds[name] += time.perf_counter() - started
-    joined = {name: tree_map(_joined, *each) for name, each in parts.items()}
+    kept = {name: tree_map(_joined, *each) for name, each in parts.items()}
     if any(some is None for some in labels):
-        return _Answers(None, joined, seconds)
+        return _Answers(None, kept, seconds)
     every = [as_tensor("labels", some, floating=False).cpu() for some in labels]
-    return _Answers(torch.cat(every), joined, seconds)
+    return _Answers(torch.cat(every), kept, seconds)
 
 
 def _joined(*parts):
@@ -200,90 +209,94 @@ def _from_logits(models, how, data):
     """Return the same for (logits, labels), or for logits alone."""
     logits, labels = data if isinstance(data, tuple) else (data, None)
     by_model = logits if isinstance(logits, Mapping) else {"": logits}
-    found = {}
+    kept = {}
     for name in models:
         z = as_tensor(f"logits {name}".strip(), by_model.get(name))
-        found[name] = how["reduce"](z.detach().cpu())
-    return _Answers(labels, found, {})
+        kept[name] = how["reduce"](z.detach().cpu())
+    return _Answers(labels, kept, {})
 
 
-def _save(path, labelled, unknown):
-    sets = {"logits": labelled[""]}
-    sets |= {f"ood_{name}": each for name, each in unknown.items()}
+def _save(path, known, others):
+    sets = {"logits": known} | {f"ood_{name}": each for name, each in others.items()}
     arrays = {}
-    for name, each in sets.items():
-        [(*_, z)] = each.of_model.values()
-        arrays[name] = z.transpose(0, 1)
+    for key, answers in sets.items():
+        [(*_, z)] = answers.kept.values()
+        arrays[key] = z.transpose(0, 1)
     with writing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, labels=labelled[""].labels, **arrays)
+        np.savez(file, labels=known.labels, **arrays)
 
 
 # Measuring
-def _table(labelled, unknown, resample):
-    table = Evaluation()
-    for suffix, known in labelled.items():
-        _add_quality(table, suffix, known, resample)
-    for name, there in unknown.items():
-        _add_detection(table, name, labelled[""].of_model, there.of_model, resample)
-    return table
+def _add(table, row, by_model, value, ends):
+    """Add a row a model, and one for each that is compared with the first.
+
+    `by_model` has what `value` takes, and a simple baseline; `ends` takes the same of
+    one model, or of two for their difference.
+    """
+    first, *others = by_model
+    for name, (given, simple) in by_model.items():
+        numbers = map(float, (value(given), *ends(given), simple))
+        table[f"{row} {name}".strip()] = _Estimate(*numbers)
+    for name in others:
+        lead = table[f"{row} {name}"].value - table[f"{row} {first}"].value
+        low, high = ends(by_model[name][0], by_model[first][0])
+        table[f"{row} {name} - {first}"] = _Estimate(lead, float(low), float(high))
 
 
-def _pairs(models):
-    """Yield each model, and each but the first with the first, and an end of a row."""
-    first, *others = models
-    yield from ((name, None, f" {name}".rstrip()) for name in models)
-    yield from ((name, first, f" {name} - {first}") for name in others)
-
-
-def _add_quality(table, suffix, known, resample):
-    if known.labels is None:
+def _add_quality(table, suffix, answers, resample):
+    if answers.labels is None:
         raise ValueError(
             "labels are missing: give (inputs, labels), or a loader of both"
         )
-    columns, baselines = {}, {}
-    for name, (_, prediction, *_) in known.of_model.items():
-        judged = _of_classes if prediction.ndim == 2 else _of_gaussians
-        columns[name], baselines[name], *floor = judged(prediction, known.labels)
+    judged = {}
+    for name, (_, prediction, *_) in answers.kept.items():
+        judge = _of_classes if prediction.ndim == 2 else _of_gaussians
+        judged[name], *floor = judge(prediction, answers.labels)
         if floor:
-            table[f"ece_floor{suffix} {name}".strip()] = Estimate(*floor)
-    for name, than, label in _pairs(columns):
-        arrays = [columns[key] for key in (name, than) if key is not None]
-        ends = metrics.bootstrap(_lead, *arrays, **resample)
-        found = zip(_lead(*arrays), *ends, strict=True)
-        for row, baseline in baselines[name].items():
-            simple = baseline if than is None else math.nan
-            numbers = map(float, (*next(found), simple))
-            table[f"{row}{suffix}{label}"] = Estimate(*numbers)
+            table[f"ece_floor{suffix} {name}".strip()] = _Estimate(*floor)
+    for row in next(iter(judged.values())):
+        value = {"ece": _ece, "aurc": _aurc}.get(row, torch.mean)
+        by_model = {name: rows[row] for name, rows in judged.items()}
+        _add(table, row + suffix, by_model, value, partial(_ends, value, resample))
 
 
-def _lead(mine, theirs=None):
-    return _measures(mine) - (0 if theirs is None else _measures(theirs))
+def _ends(value, resample, *given):
+    def lead(mine, *theirs):
+        return value(mine) - sum(map(value, theirs))
+
+    return metrics.bootstrap(lead, *given, **resample)
 
 
 def _add_detection(table, set_name, known, outside, resample):
     for score in next(iter(known.values()))[0]:
-        scores = {
+        pairs = {
             name: (known[name][0][score], outside[name][0][score]) for name in known
         }
-        # one member has no epistemic part
-        scores = {name: pair for name, pair in scores.items() if pair[0].any()}
-        for measure, chance in {"auroc": 0.5, "fpr95": 0.95}.items() if scores else ():
-            value = {None: 0.0}
-            for name, pair in scores.items():
-                value[name] = getattr(metrics.ood_detection(*pair), measure)
-            for name, than, label in _pairs(scores):
-                how = {"than": scores.get(than), "measure": measure, **resample}
-                ends = metrics.auroc_interval(*scores[name], **how)
-                baseline = chance if than is None else math.nan
-                row = f"{measure}_{score}_{set_name}{label}"
-                table[row] = Estimate(value[name] - value[than], *ends, baseline)
+        for measure, chance in {"auroc": 0.5, "fpr95": 0.95}.items():
+            by_model = {
+                name: (pair, chance)
+                for name, pair in pairs.items()
+                if pair[0].any()  # one member has no epistemic part
+            }
+            how = resample | {"measure": measure}
+            ways = partial(_separation, measure), partial(_separation_ends, how)
+            if by_model:
+                _add(table, f"{measure}_{score}_{set_name}", by_model, *ways)
+
+
+def _separation(measure, pair):
+    return getattr(metrics.ood_detection(*pair), measure)
+
+
+def _separation_ends(how, pair, than=None):
+    return metrics.auroc_interval(*pair, than=than, **how)
 
 
 def _add_cost(table, models, known):
     for name, seconds in known.seconds.items():
         trained = sum(p.numel() for p in trainable(models[name]))
-        table[f"parameters {name}".strip()] = Estimate(trained)
-        table[f"seconds {name}".strip()] = Estimate(seconds / len(known.labels))
+        table[f"parameters {name}".strip()] = _Estimate(trained)
+        table[f"seconds {name}".strip()] = _Estimate(seconds / len(known.labels))
 
 
 # Classes
@@ -297,39 +310,38 @@ def _classes(save, z):
 
 
 def _of_classes(log_p, labels):
-    """Return what `_measures` takes, simple baselines, and the ECE's floor.
+    """Return rows, and the ends of the ECE's floor.
 
-    The columns [samples, 4] are hit, loss, log confidence and squared error.
+    A row has numbers of every sample, and what a simple baseline has.
     """
     labels = as_labels(labels, *log_p.shape)
     top, predicted = log_p.max(1)
     hit = (predicted == labels).double()
     of_label = log_p.gather(1, labels[:, None])[:, 0]
     errors = log_p.exp().square().sum(1) - 2 * of_label.exp() + 1
-    floor, most = metrics.ece_floor(log_p[None], labels=labels)
     shares = labels.bincount().double() / len(labels)
-    simple = {
-        "accuracy": shares.max(),
-        "nll": entr(shares).sum(),
-        "ece": floor,
-        "brier": 1 - shares @ shares,
-        "aurc": 1 - hit.mean(),
+    both = torch.stack([top.exp(), hit], 1)
+    floor, most = metrics.ece_floor(log_p[None], labels=labels)
+    rows = {
+        "accuracy": (hit, shares.max()),
+        "nll": (-of_label, entr(shares).sum()),
+        "ece": (both, floor),
+        "brier": (errors, 1 - shares @ shares),
+        "aurc": (both, 1 - hit.mean()),
     }
-    return torch.stack([hit, -of_label, top, errors], 1), simple, floor, 0.0, most
+    return rows, floor, 0.0, most
 
 
-def _measures(columns):
-    """Return the number of each row, most of them the mean of a column."""
-    means = columns.mean(0)
-    if len(means) == 3:  # of a regression
-        return means
-    hit, _, top, _ = columns.unbind(1)
-    gaps = top.exp() - hit
-    sums = metrics.bins_of(top.exp(), 15).bincount(gaps)
-    means[2] = sums.abs().sum() / len(hit)  # the ECE
-    right = torch.stack([hit - 0.5, 0 * hit], 1)[None]  # class 0 where it hits
-    aurc = metrics.aurc(right, torch.zeros_like(hit).long(), -top)
-    return torch.cat([means, means.new_tensor([aurc])])
+def _ece(both):
+    confidence, hit = both.unbind(1)
+    sums = metrics.bins_of(confidence, 15).bincount(confidence - hit)
+    return sums.abs().sum() / len(both)
+
+
+def _aurc(both):
+    confidence, hit = both.unbind(1)
+    logits = torch.stack([hit - 0.5, 0 * hit], 1)[None]  # class 0 where it hits
+    return metrics.aurc(logits, torch.zeros_like(hit).long(), -confidence)
 
 
 # Regression
@@ -340,11 +352,12 @@ def _gaussians(z):
 
 
 def _of_gaussians(z, labels):
-    """Return loss, CRPS and coverage [samples, 3], and those of one Gaussian."""
+    """Return rows alone; the baseline is one Gaussian for all samples."""
     y = as_scores(labels, len(z), "labels").double()[:, None, None]
     one = torch.stack([y.mean(), y.var(correction=0).clamp(min=1e-300).log()])
-    loss, crps, coverage = _of_mixture(one.expand(1, 1, 2), y).mean(0)
-    return _of_mixture(z, y), {"nll": loss, "crps": crps, "coverage": coverage}
+    simple = _of_mixture(one.expand(1, 1, 2), y)
+    rows = {row: (x, simple[row].mean()) for row, x in _of_mixture(z, y).items()}
+    return (rows,)
 
 
 def _of_mixture(z, y):
@@ -355,10 +368,11 @@ def _of_mixture(z, y):
     mean, log_variance = z[..., None].unbind(2)
     variance = log_variance.exp()
     member = Normal(mean, variance.sqrt())
-    apart = _distance(mean - mean.mT, variance + variance.mT)
     loss = math.log(z.shape[1]) - member.log_prob(y).logsumexp((1, 2))
+    apart = _distance(mean - mean.mT, variance + variance.mT)
     within = (member.cdf(y).mean((1, 2)) - 0.5).abs() <= 0.45
-    return torch.stack([loss, _distance(mean - y, variance) - apart / 2, within], 1)
+    crps = _distance(mean - y, variance) - apart / 2
+    return {"nll": loss, "crps": crps, "coverage": within.double()}
 
 
 def _distance(mean, variance):

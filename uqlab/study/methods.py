@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,13 +83,13 @@ def train(
     of_fit = inspect.signature(training.fit).parameters
     options = {key: settings.pop(key) for key in settings.keys() - of_fit.keys()}
     y = as_tensor("labels", labels, floating=False)
-    task = Task(x, y, members, seed, {**FIT, **method.fit, **settings})
+    task = _Task(x, y, members, seed, {**FIT, **method.fit, **settings})
     ensemble = method.make(backbone, members, seed=seed, **options)
     task.fit(ensemble.to(next(backbone.parameters()).device))
     return method.finish(ensemble, task, **options)
 
 
-class Task(NamedTuple):
+class _Task(NamedTuple):
     """The training set and the settings, for `finish`."""
 
     inputs: Tensor
@@ -137,14 +138,15 @@ def untrained(backbone: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def backbone(name: str, task: data.Dataset) -> nn.Module:
-    """Load the pretrained network for the inputs of a set, with a new classifier.
+    """Load the pretrained network for the inputs of a set, with its classes.
 
     Parameters
     ----------
     name
-        One of `models.PRETRAINED`, or a checkpoint of transformers, by name or folder;
-        for sounds an audio spectrogram transformer. Empty: `models.embedded()`, for
-        grey images of 28 x 28, and for texts `models.minilm()`.
+        One of `models.PRETRAINED`, or a checkpoint of transformers, by name or folder,
+        which scales images as its preprocessor says; for sounds an audio spectrogram
+        transformer. Empty: `models.embedded()`, for grey images of 28 x 28, and for
+        texts `models.minilm()`.
     task
         The set with the classes.
     """
@@ -158,34 +160,46 @@ def backbone(name: str, task: data.Dataset) -> nn.Module:
         return models.from_pretrained(name or models.minilm(), classes, task="text")
     if not name:
         return models.embedded(classes)
-    sounds = "waves" in task.about
-    kind = "sound" if sounds else "image"
+    kind = "sound" if "waves" in task.about else "image"
     network: Any = models.from_pretrained(name, classes, task=kind)
-    if sounds:
-        scale = models.LogMel(network.config.max_length, data.LOG_MEL)
-        return nn.Sequential(scale, network)
-    half = [0.5] * task.inputs.shape[1]  # checkpoints of ViT scale images to -1 ... 1
-    upsample = nn.Upsample(size=network.config.image_size, mode="bilinear")
-    return nn.Sequential(upsample, models.Standardize(half, half), network)
+    if kind == "sound":
+        frames = models.LogMel(network.config.max_length, data.LOG_MEL)
+        return nn.Sequential(frames, network)
+    steps = []
+    side = getattr(network.config, "image_size", task.inputs.shape[-1])
+    if side != task.inputs.shape[-1]:
+        steps.append(nn.Upsample(size=side, mode="bilinear"))
+    return nn.Sequential(*steps, *_scale(name), network)
+
+
+def _scale(name):
+    """Return the layer that scales images as a checkpoint's preprocessor does."""
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    try:
+        how, _ = ImageProcessingMixin.get_image_processor_dict(name)
+    except OSError:
+        if not Path(name).is_dir():  # else it may have none
+            raise
+        how = {}
+    if how.get("do_normalize", "image_mean" in how):
+        return [models.Standardize(how["image_mean"], how["image_std"])]
+    return []
 
 
 def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     """Return sets as `backbone(name, sets[0])` takes them.
 
     Square images get the first set's size and channels; for the embedded backbone they
-    become grey and 28 x 28, for EfficientNet-Lite0 RGB. Texts stay as they are.
+    become grey and 28 x 28, for EfficientNet-Lite0 RGB. Others stay as they are.
     """
-    if len({type(items.inputs) for items in sets}) > 1:
-        raise TypeError("`sets` must all be images or all be texts")
-    if not sets or isinstance(sets[0].inputs, list):
+    if isinstance(sets[0].inputs, list):
         return list(sets)
     channels, height, width = sets[0].inputs.shape[1:] if name else (1, 28, 28)
-    if height == width:
-        channels = 3 if name == _LITE0 else channels
-        return [items.resize(width, channels) for items in sets]
-    if len({np.shape(items.inputs)[1:] for items in sets}) > 1:
-        raise ValueError("images of different shapes must be square to be resized")
-    return list(sets)
+    if height != width:
+        return list(sets)
+    channels = 3 if name == _LITE0 else channels
+    return [items.resize(width, channels) for items in sets]
 
 
 def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]:
@@ -197,11 +211,11 @@ def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]
     if isinstance(network, models.SpeechClassifier):
         return [items.about["waves"] / 2**15 for items in sets]
     inputs: list[Any] = [items.inputs for items in sets]
-    if all(isinstance(x, Tensor) for x in inputs):
+    if isinstance(inputs[0], Tensor):
         return inputs
     texts = list(itertools.chain(*inputs))
     ids = network.encode(texts, min(longest, network.longest))
-    return list(ids.split([len(items) for items in inputs]))
+    return list(ids.split(list(map(len, sets))))
 
 
 def reader(name: str, task: data.Dataset) -> Callable[[data.Dataset], data.Dataset]:

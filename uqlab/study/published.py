@@ -14,14 +14,14 @@ import pandas as pd
 import yaml
 
 
-class Says(NamedTuple):
+class _Says(NamedTuple):
     """Whether a claim holds in a paper, and where the paper says so."""
 
     holds: bool
     text: str  # with the paper's numbers
 
 
-class Table:
+class _Table:
     """A table or a figure of a paper, with the paper's settings by parameter."""
 
     def __init__(self, title: str, entry: Mapping[str, Any]):
@@ -38,7 +38,7 @@ class Table:
 
     def says(
         self, dataset: str, rule: Callable[[pd.DataFrame], Any], *cells: tuple[Any, str]
-    ) -> Says | None:
+    ) -> _Says | None:
         """Apply a rule to the numbers of a data set; None if it needs a missing one.
 
         Parameters
@@ -55,15 +55,15 @@ class Table:
         if frame.empty or low != bool(rule(frame.fillna(float("inf")))):
             return None
         numbers = ", ".join(f"{frame.loc[cell]:g}" for cell in cells)
-        return Says(low, f"{self.title}: {numbers}" if numbers else self.title)
+        return _Says(low, f"{self.title}: {numbers}" if numbers else self.title)
 
-    def states(self, dataset: str, name: str) -> Says | None:
+    def states(self, dataset: str, name: str) -> _Says | None:
         """Return a named statement of the paper about a data set; None without one."""
         stated = self.entry.get("states", {})
         if not any(name in statements for statements in stated.values()):
             raise ValueError(f"{self.title} states nothing named {name!r}")
         words = stated.get(dataset.removesuffix("-mini"), {}).get(name)
-        return words and Says(words["holds"], f"{self.title}: “{words['quote']}”")
+        return words and _Says(words["holds"], f"{self.title}: “{words['quote']}”")
 
 
 def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
@@ -76,13 +76,15 @@ def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
     >>> differs({"members": 10, "widths": [1, 2]}, {"members": 5, "widths": [1, 2, 4]})
     ['members']
     """
-
-    def same(theirs, ours):
+    unlike = []
+    for name, theirs in settings.items():
+        ours = parameters.get(name)
         if isinstance(theirs, list) and isinstance(ours, list | tuple):
-            return set(theirs) <= set(ours)
-        return theirs == ours
-
-    return [name for name in settings if not same(settings[name], parameters.get(name))]
+            same = set(theirs) <= set(ours)
+        else:
+            same = theirs == ours
+        unlike += [] if same else [name]
+    return unlike
 
 
 def _paper(entry):
@@ -91,8 +93,8 @@ def _paper(entry):
     for name in entry:
         kind, _, number = name.partition("_")
         if number:
-            title = f"{kind.capitalize().replace('Fig', 'Fig.')} {number}"
-            tables[name] = Table(f"{entry['source']}, {title}", entry[name])
+            word = "Fig." if kind == "fig" else kind.capitalize()
+            tables[name] = _Table(f"{entry['source']}, {word} {number}", entry[name])
     return SimpleNamespace(source=entry["source"], text=entry.get("text"), **tables)
 
 

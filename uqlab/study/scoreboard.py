@@ -1,11 +1,9 @@
 """Train, measure, time and compare methods on one backbone.
 
 `measure` gives a row a (method, seed). `differences` and `recommend` compare methods by
-Student's t over seeds, which all methods share. Ranks and fronts have no such law:
-`ranks` and `pareto` resample the seeds, and of two only three resamples differ.
+Student's t over seeds, which all methods share.
 """
 
-import math
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -17,7 +15,7 @@ import pandas as pd
 import torch
 from scipy import stats
 from torch import nn
-from torch.special import entr
+from torch.nn.functional import kl_div
 
 from uqlab import ensembles, metrics, training, uncertainty
 from uqlab.core.checks import as_inputs, by_name, one_of
@@ -28,9 +26,7 @@ from uqlab.study import scores as rating
 
 Sets = Mapping[str, Any]  # by name
 # All scores without gradients, which take up to hundreds of times as long.
-CHEAP = tuple(
-    name for name, score in rating.SCORES.items() if score.inputs is not rating.networks
-)
+CHEAP = tuple(n for n, score in rating.SCORES.items() if score.of != "network")
 _LESS_IS_BETTER = (
     "nll", "ece", "brier", "aurc", "soft_kl",
     "trained", "stored", "peak_memory", "train_seconds", "latency",
@@ -98,38 +94,37 @@ def measure(
     """
     by_name("ood", ood, '{"letters": letters}')
     scores = _checked(scores, rating.SCORES, "score")
+    names = _checked(methods, recipes.METHODS, "method")
     train, test = read(train), read(test)
-    settings |= {"members": members}
-    trained = _trained(backbone, train, methods, seeds, settings, method_kwargs or {})
+    how = {"members": members, **settings}
+    pairs = product(names, seeds)
+    strict = methods is not None
+    trained = _trained(backbone, train, pairs, how, method_kwargs or {}, strict)
     rows = []
     for row, model in trained:
         row |= _quality(model, test, validation, shifted or {})
         row |= _detection(model, train, test, ood, scores)
         rows.append(row | _cost(model, backbone, test.inputs, repeats))
+    if not rows:
+        raise ValueError("no method could be trained on this backbone; see warnings")
     return pd.DataFrame(rows)
 
 
-def _trained(backbone, train, methods, seeds, settings, method_kwargs):
+def _trained(backbone, train, pairs, how, own, strict):
     """Yield the first columns of each row, and its ensemble."""
-    names = _checked(methods, recipes.METHODS, "method")
-    found = False
-    for name, seed in product(names, seeds):
-        how = settings | dict(method_kwargs.get(name, {}))
+    for name, seed in pairs:
         data = train.inputs, train.labels
+        options = how | own.get(name, {})
         started = time.perf_counter()
         try:
-            model = recipes.train(name, backbone, *data, seed=seed, **how)
+            model = recipes.train(name, backbone, *data, seed=seed, **options)
         except (ValueError, TypeError) as error:
-            if methods is not None:
+            if strict:
                 raise
             warnings.warn(f"{name} is left out: {error}", stacklevel=3)
             continue
-        found = True
-        row: dict[str, Any] = {"method": name, "seed": seed, "members": model.members}
-        row["train_seconds"] = time.perf_counter() - started
-        yield row, model
-    if not found:
-        raise ValueError("no method could be trained on this backbone; see warnings")
+        row = {"method": name, "seed": seed, "members": model.members}
+        yield row | {"train_seconds": time.perf_counter() - started}, model
 
 
 def _checked(names, known, what):
@@ -146,15 +141,14 @@ def _quality(model, test, validation, shifted):
     row = _basic(z, test) | {"brier": metrics.brier(z, test.labels)}
     row["aurc"] = metrics.aurc(z, test.labels, -metrics.log_prediction(z).amax(1))
     for name, other in shifted.items():
-        other = read(other)
-        there = _basic(training.predict(model, other.inputs), other)
-        row |= {f"{column}_{name}": value for column, value in there.items()}
+        there = read(other)
+        found = _basic(training.predict(model, there.inputs), there)
+        row |= {f"{column}_{name}": value for column, value in found.items()}
     if validation is not None:
         held = read(validation)
         found = training.predict(model, held.inputs)
-        temperature = metrics.fit_temperature(found, held.labels)
+        row["temperature"] = temperature = metrics.fit_temperature(found, held.labels)
         scaled = metrics.log_prediction(z)[None] / temperature
-        row["temperature"] = temperature
         row["nll_scaled"] = metrics.nll(scaled, test.labels)
         row["ece_scaled"] = metrics.ece(scaled, test.labels)
     return row
@@ -162,16 +156,14 @@ def _quality(model, test, validation, shifted):
 
 def _basic(z, data):
     """Return the columns of every labelled set."""
-    row = {
-        name: getattr(metrics, name)(z, data.labels)
-        for name in ("accuracy", "nll", "ece")
-    }
+    measures = metrics.accuracy, metrics.nll, metrics.ece
+    row = {measure.__name__: measure(z, data.labels) for measure in measures}
     if data.label_probs is not None:
         truth = data.label_probs.double()
-        ambiguity = entr(truth).sum(1)
-        cross_entropy = -(truth * metrics.log_prediction(z)).sum(1)
+        ambiguity = stats.entropy(truth, axis=1)
         aleatoric = uncertainty.decompose(z.double()).aleatoric
-        row["soft_kl"] = (cross_entropy - ambiguity).mean().item()
+        log_p = metrics.log_prediction(z)
+        row["soft_kl"] = kl_div(log_p, truth, reduction="batchmean").item()
         pair: Any = stats.spearmanr(ambiguity, aleatoric)
         row["soft_correlation"] = pair.statistic
     return row
@@ -189,9 +181,9 @@ def _detection(model, train, test, ood, scores):
     row = {}
     for where, unfamiliar in ood.items():
         there = rating.values(names, model, read(unfamiliar).inputs)
-        for name, score in there.items():
-            separation = metrics.ood_detection(known[name], score)
-            row[f"auroc_{name}_{where}"] = separation.auroc
+        for name in names:
+            found = metrics.ood_detection(known[name], there[name])
+            row[f"auroc_{name}_{where}"] = found.auroc
     return row
 
 
@@ -250,8 +242,7 @@ def _stored(ensemble):
 # Comparisons
 def sign(column: str) -> int:
     """Return 1 for a column where more is better, -1 where less is."""
-    less = any(f"{column}_".startswith(f"{name}_") for name in _LESS_IS_BETTER)
-    return -1 if less else 1
+    return -1 if column.startswith(_LESS_IS_BETTER) else 1
 
 
 def label(method: str) -> str:
@@ -302,41 +293,6 @@ def with_temperature(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([table, scaled], ignore_index=True)
 
 
-def ranks(
-    table: pd.DataFrame, column: str, *, repeats: int = 1000, seed: int = 0
-) -> pd.DataFrame:
-    """Rank the methods by their mean over seeds, the best first.
-
-    Parameters
-    ----------
-    table
-        A table of `measure`.
-    column
-        The column to rank by.
-    repeats, seed
-        Resamples of the seeds, and the seed of the resampling.
-
-    Returns
-    -------
-    DataFrame
-        mean with low and high (95 %, Student's t); rank with rank_low and rank_high of
-        resampled seeds; ahead: the share of resamples in which a method is ahead of the
-        next one, ties counting one half (NaN for the last).
-    """
-    values = _by_seed(table, [column])[column]
-    values = values[values.mean().sort_values(ascending=sign(column) < 0).index]
-    found = _intervals(values)
-    better = sign(column) * _resampled(values, repeats, seed)
-    low, high = np.quantile(stats.rankdata(-better, axis=1), [0.025, 0.975], axis=0)
-    gaps = better[:, :-1] - better[:, 1:]
-    return found.assign(
-        rank=stats.rankdata(-sign(column) * found["mean"]),
-        rank_low=low,
-        rank_high=high,
-        ahead=[*np.heaviside(gaps, 0.5).mean(0), np.nan],
-    )
-
-
 def differences(
     table: pd.DataFrame, column: str, baseline: str = "single"
 ) -> pd.DataFrame:
@@ -358,19 +314,15 @@ def differences(
         by Holm's method for the comparisons of all methods.
     """
     values = _by_seed(table, [column])[column]
-    if baseline not in values:
-        raise ValueError(
-            f"`baseline` must be one of {', '.join(values)}, got {baseline!r}"
-        )
+    one_of("`baseline`", baseline, list(values))
     gaps: Any = values.drop(columns=baseline).sub(values[baseline], axis=0)
-    found = _intervals(gaps).rename(columns={"mean": "difference"})
+    rows = {name: metrics.paired_t(gaps[name].to_numpy()) for name in gaps}
+    found = pd.DataFrame.from_dict(rows, "index", columns=["difference", "low", "high"])
     ratio = gaps.mean().abs() / gaps.sem().clip(lower=1e-300)  # equal gaps: p is 0 or 1
     return found.assign(p=metrics.holm(2 * stats.t.sf(ratio, len(gaps) - 1)))
 
 
-def pareto(
-    table: pd.DataFrame, quality: str, cost: str, *, repeats: int = 1000, seed: int = 0
-) -> pd.DataFrame:
+def pareto(table: pd.DataFrame, quality: str, cost: str) -> pd.DataFrame:
     """Find the methods that no other equals or beats in both means and beats in one.
 
     Parameters
@@ -379,41 +331,27 @@ def pareto(
         A table of `measure`.
     quality, cost
         Two of its columns.
-    repeats, seed
-        Resamples of the seeds, and the seed of the resampling.
 
     Returns
     -------
     DataFrame
-        From the cheapest: quality, cost and share, the share of resamples in which the
-        method is on the front (NaN for one seed).
+        The means of both columns by method, from the cheapest.
     """
-    columns = [quality, cost]
-    values = _by_seed(table, columns)
-    signs = [sign(quality), sign(cost)]
-    means = pd.DataFrame({column: values[column].mean() for column in columns})
-    share = np.nan
-    if len(values[quality]) > 1:
-        drawn = [_resampled(values[column], repeats, seed) for column in columns]
-        share = _on_front(np.stack(drawn, -1) * signs).mean(0)
-    front: Any = means.assign(share=share)[_on_front(means.to_numpy() * signs)]
+    values = _by_seed(table, [quality, cost])
+    means = pd.DataFrame({column: wide.mean() for column, wide in values.items()})
+    points = means.to_numpy() * [sign(quality), sign(cost)]  # more is better
+    dominated = [
+        ((points >= own).all(1) & (points > own).any(1)).any() for own in points
+    ]
+    front: Any = means[~np.array(dominated)]
     return front.sort_values(cost, ascending=sign(cost) < 0, kind="stable")
 
 
-def _on_front(points):
-    """Tell which of the points [..., methods, 2] none dominates; more is better."""
-    others = points[..., None, :, :]
-    own = points[..., :, None, :]
-    dominated = (others >= own).all(-1) & (others > own).any(-1)
-    return ~dominated.any(-1)
-
-
-class Advice(NamedTuple):
+class _Advice(NamedTuple):
     """The advice of `recommend`; without a method, names are empty and numbers NaN."""
 
     best: str
     runner_up: str  # empty where one method is left
-    value: float  # mean quality of the best method
     margin: float  # the best method's lead over the runner-up, with its 95 % interval
     low: float
     high: float
@@ -423,7 +361,7 @@ class Advice(NamedTuple):
 
 def recommend(
     table: pd.DataFrame, quality: str, limits: Mapping[str, int | float]
-) -> Advice:
+) -> _Advice:
     """Name the method with the best mean quality within limits.
 
     Parameters
@@ -441,13 +379,15 @@ def recommend(
     better = sign(quality) * values[quality].mean()
     left = better.drop(list(refused)).sort_values(ascending=False, kind="stable")
     best, runner_up, *_ = [*left.index, "", ""]
-    value: Any = values[quality].mean().get(best, math.nan)
-    margin = low = high = math.nan
+    ahead = metrics.Interval(np.nan, np.nan, np.nan)
     if runner_up:
-        ahead = sign(quality) * (values[quality][best] - values[quality][runner_up])
-        margin, low, high = _intervals(ahead.to_frame()).iloc[0]
-    advice = Advice(best, runner_up, float(value), margin, low, high, refused, "")
-    return advice._replace(reason=_reason(advice, quality, limits, left, better))
+        lead: Any = sign(quality) * (values[quality][best] - values[quality][runner_up])
+        ahead = metrics.paired_t(lead.to_numpy())
+    dear = [f"{label(m)} ({refused[m]})" for m in better.index[better > left.max()]]
+    reason = f"no method keeps {' and '.join(limits)} within the limits."
+    if best:
+        reason = _reason(quality, best, runner_up, ahead, len(left), dear)
+    return _Advice(best, runner_up, *ahead, refused, reason)
 
 
 def _refused(values, limits):
@@ -461,27 +401,22 @@ def _refused(values, limits):
     return refused
 
 
-def _reason(advice, quality, limits, left, better):
+def _reason(quality, best, runner_up, ahead, count, dear):
     """Return the advice in a sentence."""
-    if not advice.best:
-        return f"no method keeps {' and '.join(limits)} within the limits."
-    best = label(advice.best)
-    words = f"{best} is the only method that you can afford"
-    if advice.runner_up:
-        verdict = "ahead of" if advice.low > 0 else "with no significant difference to"
+    words = f"{label(best)} is the only method that you can afford"
+    margin, low, high = ahead
+    if runner_up:
+        verdict = "ahead of" if low > 0 else "with no significant difference to"
         words = (
-            f"{best} has the best {quality} of the {len(left)} methods that you can "
-            f"afford, {verdict} {label(advice.runner_up)} (by {advice.margin:.3g}, "
-            f"95 %: {advice.low:.3g} to {advice.high:.3g})"
+            f"{label(best)} has the best {quality} of the {count} methods that you can "
+            f"afford, {verdict} {label(runner_up)} (by {margin:.3g}, "
+            f"95 %: {low:.3g} to {high:.3g})"
         )
-    dear = better.index[better > left.max()]
-    if len(dear):
-        each = [f"{label(name)} ({advice.refused[name]})" for name in dear]
-        words += f"; better but too expensive: {', '.join(each)}"
+    if dear:
+        words += f"; better but too expensive: {', '.join(dear)}"
     return f"{words}."
 
 
-# Seeds
 def _by_seed(table, columns):
     """Return each column's values [seeds, methods], of the methods that have them."""
     missing = {"method", "seed", *columns} - set(table)
@@ -495,18 +430,3 @@ def _by_seed(table, columns):
     if any(wide.isna().any(axis=None) for wide in values.values()):
         raise ValueError("every method needs every seed: seeds are compared in pairs")
     return values
-
-
-def _intervals(values):
-    """Return mean, low and high of each column, by Student's t over the rows."""
-    if len(values) < 2:
-        raise ValueError("a comparison needs two seeds or more, better five")
-    rows = {name: metrics.paired_t(values[name].to_numpy()) for name in values}
-    return pd.DataFrame.from_dict(rows, "index", columns=["mean", "low", "high"])
-
-
-def _resampled(values, repeats, seed):
-    """Return means [repeats, methods] of resampled seeds, alike for all columns."""
-    generator = np.random.default_rng(seed)
-    picks = generator.integers(len(values), size=(repeats, len(values)))
-    return values.to_numpy()[picks].mean(1)

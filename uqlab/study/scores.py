@@ -11,11 +11,14 @@ others are averaged over the members.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.spatial.distance import cdist
+from scipy.stats import multivariate_normal
 from sklearn.covariance import ledoit_wolf
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
@@ -24,7 +27,6 @@ from uqlab import gradients, training, uncertainty
 from uqlab.analysis import diversity, representations
 from uqlab.core.checks import (
     ArrayLike,
-    Inputs,
     InputsLike,
     as_inputs,
     as_labels,
@@ -34,12 +36,11 @@ from uqlab.core.checks import (
     one_network,
     one_of,
 )
-from uqlab.core.modules import evaluating, rows_of
+from uqlab.core.modules import rows_of
 from uqlab.ensembles import Ensemble
 from uqlab.metrics import log_prediction
 
 
-# Inputs of scores
 def members(model: nn.Module) -> list[nn.Module]:
     """Return the networks of an ensemble, or the one network."""
     if isinstance(model, Ensemble):
@@ -48,22 +49,14 @@ def members(model: nn.Module) -> list[nn.Module]:
     return [model]
 
 
-def logits(
-    model: nn.Module, inputs: Inputs
-) -> Float[Tensor, "members samples classes"]:
-    """Return the logits of every member."""
-    return training.predict(model, inputs)
-
-
-def features(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """Return each member's features [samples, width] before its last linear layer."""
-    penultimate = representations.penultimate
-    return [penultimate(network, inputs).double() for network in members(model)]
-
-
-def networks(model: nn.Module, inputs: Inputs) -> list[tuple[nn.Module, Inputs]]:
-    """Return each member with the inputs."""
-    return [(network, inputs) for network in members(model)]
+def _seen(of, model, inputs):
+    """Return what scores of a kind see of a model and inputs."""
+    if of == "logits":
+        return training.predict(model, inputs)
+    given = [(network, inputs) for network in members(model)]
+    if of == "network":
+        return given
+    return [(representations.penultimate(*each).double(),) for each in given]
 
 
 @dataclass(eq=False)
@@ -74,20 +67,21 @@ class Score:
     ----------
     label
         Label in tables and legends.
-    inputs
-        `logits`, `features` or `networks` of this file, or a function (model, inputs)
-        that returns a list with an entry a member.
+    of
+        What it sees: "logits" [members, samples, classes]; the "features" [samples,
+        width] before a member's last linear layer; or a member's "network" and the
+        inputs.
     score
-        For `logits` a function of the logits, else of one member's entry, or of the
-        entry and the member's statistics; it returns [samples].
+        A function of the logits, else of one member's features or network, and of the
+        member's statistics if there are any; it returns [samples].
     statistics
-        A function of one member's entry for the training set and the labels.
+        A function of one member's features for the training set and of the labels.
     needs_members
         Whether the score compares members.
     """
 
     label: str
-    inputs: Callable
+    of: Literal["logits", "features", "network"]
     score: Callable
     statistics: Callable | None = None
     needs_members: bool = False
@@ -105,29 +99,27 @@ class Score:
             x, y = held(inputs, labels)
             x = as_inputs(x)
             y = as_labels(y, count(x)).cpu()
-            given = self.inputs(model, x)
-            self.fitted[model] = [self.statistics(each, y) for each in given]
+            given = _seen(self.of, model, x)
+            self.fitted[model] = [(self.statistics(*each, y),) for each in given]
         return self
 
     def __call__(
         self, model: nn.Module, inputs: InputsLike
     ) -> Float[Tensor, " samples"]:
         """Return the score of each input."""
-        return self._of(model, self.inputs(model, as_inputs(inputs)))
+        return self._of(model, _seen(self.of, model, as_inputs(inputs)))
 
-    def _of(self, model: nn.Module, given: Any) -> Tensor:
-        if self.inputs is logits:
-            return self.score(given).double()
-        if not self.statistics:
-            by_member = map(self.score, given)
-        elif model in self.fitted:
-            by_member = map(self.score, given, self.fitted[model])
-        else:
+    def _of(self, model, seen):
+        if self.of == "logits":
+            return self.score(seen).double()
+        if self.statistics and model not in self.fitted:
             raise ValueError(
                 f"{self.label} needs the training set first: call "
                 ".fit(model, inputs, labels)"
             )
-        return torch.stack(list(by_member)).mean(0).double().cpu()
+        fitted = self.fitted[model] if self.statistics else [()] * len(seen)
+        by_member = [self.score(*a, *b) for a, b in zip(seen, fitted, strict=True)]
+        return torch.stack(by_member).mean(0).double().cpu()
 
 
 def fit(
@@ -152,12 +144,12 @@ def fit(
     inputs, labels = held(inputs, labels)
     two = rows_of(as_inputs(inputs), slice(2))
     for name in names:
-        score = _named(name)
-        if score.needs_members and not several:
+        one_of("score", name, SCORES)
+        if SCORES[name].needs_members and not several:
             reasons[name] = "one network has no members to compare"
             continue
         try:
-            score.fit(model, inputs, labels)(model, two)
+            SCORES[name].fit(model, inputs, labels)(model, two)
         except (ValueError, TypeError, RuntimeError) as error:
             reasons[name] = str(error)
     return reasons
@@ -168,19 +160,15 @@ def values(
 ) -> dict[str, Tensor]:
     """Return several of SCORES by name, each [samples]; features are shared."""
     inputs = as_inputs(inputs)
-    given = {}
+    seen = {}
     found = {}
     for name in names:
-        score = _named(name)
-        if score.inputs not in given:
-            given[score.inputs] = score.inputs(model, inputs)
-        found[name] = score._of(model, given[score.inputs])
+        one_of("score", name, SCORES)
+        of = SCORES[name].of
+        if of not in seen:
+            seen[of] = _seen(of, model, inputs)
+        found[name] = SCORES[name]._of(model, seen[of])
     return found
-
-
-def _named(name: str) -> Score:
-    one_of("score", name, SCORES)
-    return SCORES[name]
 
 
 # Scores of logits z [members, samples, classes]
@@ -203,14 +191,7 @@ def _pairwise_kl(z):
 # Scores of features x [samples, width] and labels y [samples]
 def _covariance(x):
     """Return the Ledoit-Wolf covariance [width, width], which few samples allow."""
-    return torch.from_numpy(ledoit_wolf(x.numpy())[0])
-
-
-def _squares(x, mean, covariance):
-    """Return squared Mahalanobis distances [samples]."""
-    root = torch.linalg.cholesky(covariance)
-    columns = torch.linalg.solve_triangular(root, (x - mean).mT, upper=False)
-    return columns.square().sum(0)
+    return ledoit_wolf(x.numpy())[0]
 
 
 def _class_gaussians(x, y):
@@ -223,7 +204,8 @@ def _class_gaussians(x, y):
 def _mahalanobis(x, gaussians):
     """Return the squared distance to the nearest mean (Lee et al. 2018, 1807.03888)."""
     means, covariance = gaussians
-    return torch.stack([_squares(x, mean, covariance) for mean in means]).amin(0)
+    to_means = cdist(x, means, "mahalanobis", VI=np.linalg.inv(covariance))
+    return torch.from_numpy(to_means.min(1) ** 2)
 
 
 def _with_background(x, y):
@@ -236,10 +218,8 @@ def _with_background(x, y):
     means, covariance = _class_gaussians(x, y)
     if len(means) < 2:
         raise ValueError("labels must be of two classes or more")
-    centred = means - x.mean(0)
-    shares = y.unique(return_counts=True)[1] / len(y)
-    total = covariance + centred.mT @ (shares[:, None] * centred)
-    return (means, covariance), (x.mean(0, keepdim=True), total)
+    between = np.cov(means.T, bias=True, fweights=y.unique(return_counts=True)[1])
+    return (means, covariance), (x.mean(0, keepdim=True), covariance + between)
 
 
 def _relative(x, fitted):
@@ -266,7 +246,7 @@ def _distance(x, neighbours):
 
 
 def _densities(x, y):
-    """Return each class's log share, mean and covariance.
+    """Return each class's log share and Gaussian.
 
     A class of one or two inputs takes the covariance that all classes share.
     """
@@ -275,63 +255,58 @@ def _densities(x, y):
     for c in y.unique():
         rows = x[y == c]
         covariance = _covariance(rows) if len(rows) > 2 else shared
-        found.append((math.log(len(rows) / len(x)), rows.mean(0), covariance))
+        gaussian = multivariate_normal(rows.mean(0), covariance)
+        found.append((math.log(len(rows) / len(x)), gaussian))
     return found
 
 
 def _negative_density(x, densities):
     """Return minus the mixture's log density (Mukhoti et al. 2023, 2102.11582)."""
-    logs = []
-    for log_share, mean, covariance in densities:
-        size = covariance.logdet() + x.shape[1] * math.log(2 * math.pi)
-        logs.append(log_share - (_squares(x, mean, covariance) + size) / 2)
-    return -torch.stack(logs).logsumexp(0)
+    logs = [log_share + gaussian.logpdf(x) for log_share, gaussian in densities]
+    return -torch.tensor(np.array(logs)).logsumexp(0).reshape(len(x))
 
 
 # Scores of gradients
-def _gradient(score):
-    def of_member(given):
-        network, inputs = given
-        with evaluating(network):
-            return score(network, inputs)
-
-    return of_member
-
-
 def _regrad(network, inputs):
     # tokens cannot be perturbed
     perturbations = 10 if first_tensor(inputs).is_floating_point() else 0
     return gradients.regrad(network, inputs, perturbations=perturbations)
 
 
-def _of_logits(label, score, needs_members=False):
-    return Score(label, logits, score, needs_members=needs_members)
-
-
 SCORES: dict[str, Score] = {
-    "entropy": _of_logits("entropy", lambda z: uncertainty.entropy(log_prediction(z))),
-    "mi": _of_logits(
-        "mutual information", lambda z: uncertainty.decompose(z).epistemic, True
+    "entropy": Score(
+        "entropy", "logits", lambda z: uncertainty.entropy(log_prediction(z))
     ),
-    "msp": _of_logits(
-        "-log of the largest probability", lambda z: -log_prediction(z).amax(-1)
+    "mi": Score(
+        "mutual information", "logits", lambda z: uncertainty.decompose(z).epistemic
     ),
-    "max_logit": _of_logits("largest logit", lambda z: -z.double().amax(-1).mean(0)),
-    "energy": _of_logits(  # Liu et al. 2020, arXiv 2010.03759
-        "energy", lambda z: -z.double().logsumexp(-1).mean(0)
+    "msp": Score(
+        "-log of the largest probability",
+        "logits",
+        lambda z: -log_prediction(z).amax(-1),
+    ),
+    "max_logit": Score(
+        "largest logit", "logits", lambda z: -z.double().amax(-1).mean(0)
+    ),
+    "energy": Score(  # Liu et al. 2020, arXiv 2010.03759
+        "energy", "logits", lambda z: -z.double().logsumexp(-1).mean(0)
     ),
     "mahalanobis": Score(
-        "Mahalanobis distance", features, _mahalanobis, _class_gaussians
+        "Mahalanobis distance", "features", _mahalanobis, _class_gaussians
     ),
     "relative_mahalanobis": Score(
-        "relative Mahalanobis distance", features, _relative, _with_background
+        "relative Mahalanobis distance", "features", _relative, _with_background
     ),
-    "knn": Score("distance of neighbours", features, _distance, _neighbours),
-    "ddu": Score("density of features (DDU)", features, _negative_density, _densities),
-    "exgrad": Score("ExGrad", networks, _gradient(gradients.exgrad)),
-    "gradnorm": Score("GradNorm", networks, _gradient(gradients.gradnorm)),
-    "regrad": Score("REGrad-style", networks, _gradient(_regrad)),
-    "pairwise_kl": _of_logits("expected pairwise KL", _pairwise_kl, True),
-    "reverse_mi": _of_logits("reverse mutual information", _reverse_mi, True),
-    "variation_ratio": _of_logits("variation ratio", diversity.variation_ratio, True),
+    "knn": Score("distance of neighbours", "features", _distance, _neighbours),
+    "ddu": Score(
+        "density of features (DDU)", "features", _negative_density, _densities
+    ),
+    "exgrad": Score("ExGrad", "network", gradients.exgrad),
+    "gradnorm": Score("GradNorm", "network", gradients.gradnorm),
+    "regrad": Score("REGrad-style", "network", _regrad),
+    "pairwise_kl": Score("expected pairwise KL", "logits", _pairwise_kl),
+    "reverse_mi": Score("reverse mutual information", "logits", _reverse_mi),
+    "variation_ratio": Score("variation ratio", "logits", diversity.variation_ratio),
 }
+for _name in ("mi", "pairwise_kl", "reverse_mi", "variation_ratio"):
+    SCORES[_name].needs_members = True
