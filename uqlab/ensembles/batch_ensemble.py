@@ -6,11 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import Target, within
-from uqlab.ensembles.base import Ensemble, Members
-from uqlab.ensembles.functional import Own
+from uqlab.ensembles.base import Ensemble, Members, Own, recorded
 from uqlab.ensembles.implicit import Classifiers, implicit, normal
-from uqlab.ensembles.lora import LowRank, init_normal
-from uqlab.ensembles.recipes import recorded
+from uqlab.ensembles.lora import LowRank
 
 
 class Scaled(nn.Module):
@@ -101,7 +99,8 @@ def batch(
             site.weight.requires_grad_()
         w = site.weight.detach()
         if additive:
-            own = LowRank(*init_normal(w, 1, std, generator))
+            up = normal(w, (len(w), 1), std, generator)
+            own = LowRank(normal(w, (1, w[0].numel()), std, generator), up)
         else:
             groups = getattr(site.module, "groups", 1)
             r = 1 + normal(w, (len(w),), std, generator)

@@ -14,20 +14,18 @@ matrix of its patches.
 """
 
 import copy
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, skip_init
 
 from uqlab import models
 from uqlab.core.checks import Target, one_network, one_of, pattern_of
 from uqlab.core.modules import frozen
-from uqlab.ensembles.base import Ensemble, Members, member_generators, member_range
-from uqlab.ensembles.functional import Own, unwrapped
+from uqlab.ensembles.base import Ensemble, Members, Own, member_generators, member_range
 
 Classifiers = Literal["independent", "shared"]
 # What one member sees: of the site's weight, or of several tensors of its module.
@@ -110,10 +108,11 @@ def weights_of(network: nn.Module) -> dict[str, str]:
     return {site.name: site.of(site.parameter) for site in usual}
 
 
-def check_backbone(backbone: nn.Module, members: Members) -> range:
-    """Return the members' numbers; raise TypeError unless `backbone` is a network."""
-    one_network(backbone, "an implicit ensemble")
-    return member_range(members)
+def unwrapped(network: Any) -> Any:
+    """Return the network inside torch.compile's and DataParallel's wrappers."""
+    network = getattr(network, "_orig_mod", network)
+    parallel = nn.DataParallel | nn.parallel.DistributedDataParallel
+    return network.module if isinstance(network, parallel) else network
 
 
 def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
@@ -130,6 +129,7 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     trained : bool
         Whether the copy has its own weights, which are trained.
     """
+    one_network(backbone, "an ensemble of one network")
     backbone = unwrapped(backbone)
     network: Any = copy.deepcopy(backbone) if trained else frozen(backbone)
     for module in network.modules():
@@ -138,8 +138,9 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     network.requires_grad_(trained)
     for name, module in list(network.named_modules()):
         if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
-            linear = plain_linear(module.weight.detach().T, module.bias.detach())
-            linear.requires_grad_(trained).train(module.training)
+            linear = skip_init(nn.Linear, *module.weight.shape).train(module.training)
+            linear.weight = nn.Parameter(module.weight.detach().T, trained)
+            linear.bias = nn.Parameter(module.bias.detach(), trained)
             put(network, name, linear)
     return network
 
@@ -150,17 +151,6 @@ def put(network: Any, name: str, module: nn.Module) -> None:
     for other, part in list(network.named_modules(remove_duplicate=False)):
         if part is before:
             network.set_submodule(other, module)
-
-
-def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return the nn.Linear that holds a weight [out, in] and a bias [out]."""
-    # On "meta" nothing is initialised; a layer without features would be warned of.
-    layer = nn.Linear(1, 1, bias is not None, device="meta")
-    layer.out_features, layer.in_features = weight.shape
-    layer.weight = nn.Parameter(weight)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias)
-    return layer
 
 
 def _build(module):
@@ -191,9 +181,8 @@ def choose(
     else:
         chosen = [site for site in candidates if site.usual]
         if any(site.attention for site in candidates):
-            matrix = [everywhere and site.weight.ndim == 2 for site in chosen]
-            pairs = zip(chosen, matrix, strict=True)
-            chosen = [site for site, taken in pairs if taken or site.attention]
+            taken = (everywhere and s.weight.ndim == 2 for s in chosen)
+            chosen = [s for s, t in zip(chosen, taken, strict=True) if t or s.attention]
     if not chosen:
         names = ", ".join(site.name for site in candidates) or "none"
         raise ValueError(
@@ -260,7 +249,7 @@ def implicit(
     >>> made(torch.rand(7, 4)).shape
     torch.Size([5, 7, 3])
     """
-    ids = check_backbone(backbone, members)
+    ids = member_range(members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
     head = models.classifier(network, classifier)
@@ -276,8 +265,8 @@ def implicit(
         put(network, head, copy.deepcopy(last).requires_grad_())
     if train_backbone:
         sees = own_statistics(network, len(ids)) | sees
-    how = {"target": target, "classifier": classifier, "seed": seed}
-    return Ensemble(network, ids, sees).with_recipe({"method": "own"} | how)
+    ensemble = Ensemble(network, ids, sees)
+    return ensemble.with_recipe({"method": "own", "classifier": classifier})
 
 
 def _candidates(network, find, head, called):
@@ -304,16 +293,12 @@ def _seen(chosen, make, generators):
 
 
 def normal(like: Tensor, shape: Sequence[int], std: float, generator) -> Tensor:
-    """Draw Normal numbers of one member, on the device of a weight."""
-    return std * torch.randn(shape, generator=generator).to(held_like(like))
-
-
-def held_like(w: Tensor) -> Tensor:
-    """Return an empty tensor of the device and type that members hold for a weight.
+    """Draw Normal numbers of one member, on the device of a weight.
 
     In half precision a small update would be lost to rounding: members hold float32.
     """
-    return w.new_empty(0, dtype=torch.promote_types(w.dtype, torch.float32))
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return std * torch.randn(shape, generator=generator).to(like.device, dtype)
 
 
 def own_statistics(module: nn.Module, members: int) -> Sees:
@@ -334,14 +319,17 @@ def fresh_classifiers(
     uniform default.
     """
     last = network.get_submodule(head)
-    bound = 1 / math.sqrt(last.get_parameter("weight").shape[1])
-
-    def drawn(p, generator):
-        if std is None:
-            return torch.empty(p.shape).uniform_(-bound, bound, generator=generator)
-        return (p.ndim > 1) * std * torch.randn(p.shape, generator=generator)
-
-    sees = {}
+    bound = last.get_parameter("weight").shape[1] ** -0.5
+    sees: Sees = {}
     for name, p in last.named_parameters():
-        sees[f"{head}.{name}"] = [Own(drawn(p, g).to(p)) for g in generators]
+        for generator in generators:
+            if std is None:
+                drawn = torch.empty(p.shape).uniform_(
+                    -bound, bound, generator=generator
+                )
+            elif p.ndim > 1:
+                drawn = std * torch.randn(p.shape, generator=generator)
+            else:
+                drawn = torch.zeros(p.shape)
+            sees.setdefault(f"{head}.{name}", []).append(Own(drawn.to(p)))
     return sees
