@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
 
 from uqlab.core.checks import at_least, one_of
 from uqlab.core.files import StrPath
@@ -712,6 +718,16 @@ class SeparateEnsemble(Ensemble):
     def shared_parameters(self):
         """Return the trained parameters that stand in several networks."""
         return [p for p, n in self._networks().items() if n > 1 and p.requires_grad]
+
+    @staticmethod
+    def plain_tensors(model):
+        """Return the tensors that a network holds as plain attributes."""
+        registered = "_parameters", "_buffers", "_modules", "_flat_weights"
+        found = []
+        for module in model.modules():
+            for key, value in vars(module).items():
+                found += [] if key in registered else tree_leaves(value)
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
     def _networks(self):
         """Return in how many networks a parameter stands."""

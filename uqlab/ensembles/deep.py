@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from uqlab.core.checks import at_least, one_network
 from uqlab.core.files import fingerprint
@@ -99,7 +98,11 @@ def _described(model):
     """
     state = model.state_dict()
     tensors = all(isinstance(t, Tensor) for t in state.values())
-    if plain_tensors(model) or not tensors or not list(model.parameters()):
+    if (
+        SeparateEnsemble.plain_tensors(model)
+        or not tensors
+        or not list(model.parameters())
+    ):
         return None
     described: list[Any] = [(name, t.shape, t.dtype) for name, t in state.items()]
     simple = bool | int | float | str | tuple | list
@@ -108,16 +111,6 @@ def _described(model):
         settings = {key: str(value) for key, value in held if isinstance(value, simple)}
         described.append((name, type(module).__qualname__, settings))
     return described
-
-
-def plain_tensors(model: nn.Module) -> list[Tensor]:
-    """Return the tensors that a network holds as plain attributes."""
-    registered = "_parameters", "_buffers", "_modules", "_flat_weights"
-    found = []
-    for module in model.modules():
-        for key, value in vars(module).items():
-            found += [] if key in registered else tree_leaves(value)
-    return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
 
 def from_members(models: Sequence[nn.Module]) -> Ensemble:

@@ -6,7 +6,6 @@ from uqlab.core.checks import Target, within
 from uqlab.ensembles.base import Ensemble, Members, Own, recorded
 from uqlab.ensembles.implicit import (
     Classifiers,
-    Site,
     implicit,
     normal,
     own_statistics,
@@ -82,21 +81,16 @@ def film(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        find=_norms,
+        kind=_is_norm,
         called="normalisation",
         train_backbone=train_backbone,
     )
 
 
-def _norms(network):
-    """Find the modules that scale each feature, and have something like an eps."""
-    places = []
-    for name, module in network.named_modules():
-        weight = getattr(module, "weight", None)
-        scales = isinstance(weight, nn.Parameter) and (
-            weight.ndim == 1 or isinstance(module, nn.LayerNorm)
-        )
-        eps = hasattr(module, "eps") or hasattr(module, "variance_epsilon")
-        if name and scales and eps:
-            places.append(Site(name, "weight", module))
-    return places
+def _is_norm(module):
+    """Return whether a module scales each feature, and has something like an eps."""
+    weight = getattr(module, "weight", None)
+    scales = isinstance(weight, nn.Parameter) and (
+        weight.ndim == 1 or isinstance(module, nn.LayerNorm)
+    )
+    return scales and (hasattr(module, "eps") or hasattr(module, "variance_epsilon"))

@@ -24,7 +24,6 @@ from uqlab.ensembles.base import (
     Ensemble,
     SeparateEnsemble,
 )
-from uqlab.ensembles.deep import plain_tensors
 from uqlab.ensembles.lora import LowRank
 
 TENSORS, ABOUT = "ensemble.safetensors", "uqlab.json"
@@ -34,7 +33,9 @@ ROOMS = "extraction", "heads"  # which add methods once they are imported
 
 def save(ensemble: Ensemble, folder: StrPath) -> None:
     """Write a folder, as `Ensemble.save_pretrained` says."""
-    if isinstance(ensemble, SeparateEnsemble) and plain_tensors(ensemble.network):
+    if isinstance(ensemble, SeparateEnsemble) and ensemble.plain_tensors(
+        ensemble.network
+    ):
         raise ValueError(
             "members hold tensors as plain attributes, which a folder does not hold: "
             "make them buffers or parameters"

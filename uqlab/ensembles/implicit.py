@@ -15,11 +15,11 @@ matrix of its patches.
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize, skip_init
 
 from uqlab import models
@@ -29,14 +29,14 @@ from uqlab.ensembles.base import Ensemble, Members, Own, member_generators, memb
 
 Classifiers = Literal["independent", "shared"]
 # What one member sees: of the site's weight, or of several tensors of its module.
-Make = Callable[["Site", torch.Generator], nn.Module | Mapping[str, nn.Module]]
+Make = Callable[["_Site", torch.Generator], nn.Module | Mapping[str, nn.Module]]
 Sees = dict[str, list[nn.Module]]  # tensor's name -> one module a member
 # Modules that multiply by their own weights, or by those of modules inside them.
 UNITS = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
 
-class Site(NamedTuple):
+class _Site(NamedTuple):
     """A weight of a network that may be the members' own."""
 
     holder: str  # the name of the module that it is computed by
@@ -44,48 +44,48 @@ class Site(NamedTuple):
     module: Any
 
     @property
-    def name(self) -> str:
+    def name(self):
         """The weight's name, as targets see it."""
         return self.of(self.parameter).removesuffix(".weight")
 
-    def of(self, name: str) -> str:
+    def of(self, name):
         """Return the full name of another tensor of the module."""
         return ".".join(filter(None, (self.holder, name)))
 
     @property
-    def weight(self) -> nn.Parameter:
+    def weight(self):
         """The weight."""
         return self.module.get_parameter(self.parameter)
 
     @property
-    def bias_name(self) -> str:
+    def bias_name(self):
         """The name of the bias that belongs to the weight."""
         before, _, last = self.parameter.rpartition("weight")
         return f"{before}bias{last}"
 
     @property
-    def bias(self) -> nn.Parameter | None:
+    def bias(self):
         """The bias that belongs to the weight."""
         return dict(self.module.named_parameters()).get(self.bias_name)
 
     @property
-    def attention(self) -> bool:
+    def attention(self):
         """Whether this is a projection of attention, by its name."""
         return re.search(models.ATTENTION, self.name) is not None
 
     @property
-    def usual(self) -> bool:
+    def usual(self):
         """Whether the weight is taken without being named."""
         return self.parameter == "weight" or isinstance(self.module, UNITS)
 
 
-def sites(network: nn.Module) -> list[Site]:
+def sites(network):
     """Find the weights of a network that multiply its features, in order.
 
     Weights of linear layers, convolutions, attention and recurrent layers; of any other
     module but embeddings that holds a matrix `weight`; and matrices of other names.
     """
-    weights: dict[nn.Parameter, Site] = {}  # a tied weight once, by its first name
+    weights: dict[nn.Parameter, _Site] = {}  # a tied weight once, by its first name
     units = ()  # prefixes of names inside units
     for name, module in network.named_modules():
         embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
@@ -98,7 +98,7 @@ def sites(network: nn.Module) -> list[Site]:
             matrix = p.ndim == 2 and ("weight" in key or not unit)
             kernel = p.ndim > 2 and key == "weight"
             if p.numel() and (matrix or kernel):  # 0 where heads were cut out
-                weights.setdefault(p, Site(name, key, module))
+                weights.setdefault(p, _Site(name, key, module))
     return list(weights.values())
 
 
@@ -108,7 +108,7 @@ def weights_of(network: nn.Module) -> dict[str, str]:
     return {site.name: site.of(site.parameter) for site in usual}
 
 
-def unwrapped(network: Any) -> Any:
+def unwrapped(network):
     """Return the network inside torch.compile's and DataParallel's wrappers."""
     network = getattr(network, "_orig_mod", network)
     parallel = nn.DataParallel | nn.parallel.DistributedDataParallel
@@ -145,7 +145,7 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     return network
 
 
-def put(network: Any, name: str, module: nn.Module) -> None:
+def put(network, name, module):
     """Replace a module, in place, under every name that it has in the network."""
     before = network.get_submodule(name)
     for other, part in list(network.named_modules(remove_duplicate=False)):
@@ -167,9 +167,7 @@ def _build(module):
         module.register_parameter(name, nn.Parameter(value))
 
 
-def choose(
-    candidates: Sequence[Site], target: Target | None, everywhere: bool = False
-) -> list[Site]:
+def _choose(candidates, target, everywhere=False):
     """Return the weights that a target names; ValueError if there are none.
 
     Without a target they are the attention's or, `everywhere` or in a network without
@@ -201,7 +199,7 @@ def implicit(
     classifiers: Classifiers = "independent",
     classifier: str | None = None,
     seed: int = 0,
-    find: Callable[[nn.Module], list[Site]] = sites,
+    kind: Callable[[nn.Module], bool] | None = None,
     everywhere: bool = False,
     called: str = "linear layer or convolution",
     classifier_std: float | None = None,
@@ -217,8 +215,9 @@ def implicit(
         (site, generator) -> a module for one member: `module(w)` is what it sees of the
         weight w, `site.weight`. Or such modules for several tensors of `site.module`,
         by their names in it. The generator is the member's.
-    find : callable
-        network -> the sites among which the target chooses.
+    kind : callable, optional
+        module -> whether its weight is among those that the target chooses from. None
+        for weights that multiply features.
     everywhere : bool
         Whether, without a target, all matrices are taken and not those of the
         attention alone.
@@ -253,9 +252,9 @@ def implicit(
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
     head = models.classifier(network, classifier)
-    candidates = _candidates(network, find, head, called)
+    candidates = _candidates(network, kind, head, called)
     generators = member_generators(seed, ids, "adapter")
-    sees = _seen(choose(candidates, target, everywhere), make, generators)
+    sees = _seen(_choose(candidates, target, everywhere), make, generators)
     # A separate module, also where its weight is tied to another's.
     last = network.get_submodule(head)
     if classifiers == "independent":
@@ -269,9 +268,13 @@ def implicit(
     return ensemble.with_recipe({"method": "own", "classifier": classifier})
 
 
-def _candidates(network, find, head, called):
+def _candidates(network, kind, head, called):
     """Return the weights before the classifier; ValueError if there are none."""
-    found = [site for site in find(network) if head and site.holder != head]
+    found = sites(network)
+    if kind is not None:
+        named = network.named_modules()
+        found = [_Site(name, "weight", m) for name, m in named if name and kind(m)]
+    found = [site for site in found if head and site.holder != head]
     if not found:
         raise ValueError(
             f"{type(network).__name__} has no {called} before its classifier "
@@ -292,7 +295,7 @@ def _seen(chosen, make, generators):
     return sees
 
 
-def normal(like: Tensor, shape: Sequence[int], std: float, generator) -> Tensor:
+def normal(like, shape, std, generator):
     """Draw Normal numbers of one member, on the device of a weight.
 
     In half precision a small update would be lost to rounding: members hold float32.
@@ -301,7 +304,7 @@ def normal(like: Tensor, shape: Sequence[int], std: float, generator) -> Tensor:
     return std * torch.randn(shape, generator=generator).to(like.device, dtype)
 
 
-def own_statistics(module: nn.Module, members: int) -> Sees:
+def own_statistics(module, members):
     """Return the running statistics of norms, once for every member."""
     return {
         name: [Own(buffer.clone(), trained=False) for _ in range(members)]
@@ -310,9 +313,7 @@ def own_statistics(module: nn.Module, members: int) -> Sees:
     }
 
 
-def fresh_classifiers(
-    network: nn.Module, head: str, std: float | None, generators: list[torch.Generator]
-) -> Sees:
+def fresh_classifiers(network, head, std, generators):
     """Return a fresh classifier for every member.
 
     Its weights are Normal and its bias zero or, if `std` is None, both are torch's

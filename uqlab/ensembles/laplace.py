@@ -3,7 +3,6 @@
 import copy
 import functools
 import warnings
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,7 +25,6 @@ from uqlab.core.modules import (
     given_for_logits,
     hooked,
     logits_of,
-    trainable,
 )
 from uqlab.ensembles.base import (
     METHODS,
@@ -55,24 +53,23 @@ class Curvature(NamedTuple):
     outputs: Tensor
     inputs: Tensor
 
-    def spectrum(self) -> tuple[Tensor, Any, Any]:
+    def spectrum(self) -> tuple[Tensor, Any, Tensor]:
         """Return the eigenvalues [out, in] and both's vectors; a diagonal has None."""
-        (large, u), (small, v) = (
-            torch.linalg.eigh(m) if m.ndim == 2 else (m, None) for m in self
-        )
+        small, v = torch.linalg.eigh(self.inputs)
+        large, u = self.outputs, None
+        if large.ndim == 2:
+            large, u = torch.linalg.eigh(large)
         return torch.outer(large.clamp(min=0), small.clamp(min=0)), u, v
 
     def draw(self, prior_precision: float, generator: torch.Generator) -> Tensor:
-        """Draw a weight [out, in]: `draws` with one generator."""
+        """Draw a weight [out, in].
+
+        It is Normal(0, (outputs (x) inputs + prior_precision I)^-1).
+        """
         return self.draws(prior_precision, [generator])[0]
 
-    def draws(
-        self, prior_precision: float, generators: Sequence[torch.Generator]
-    ) -> Tensor:
-        """Draw weights [generators, out, in] around zero.
-
-        They are Normal(0, (outputs (x) inputs + prior_precision I)^-1).
-        """
+    def draws(self, prior_precision, generators) -> Tensor:
+        """Draw weights [generators, out, in]: `draw` with each of the generators."""
         eigenvalues, u, v = self.spectrum()
         deviation = (eigenvalues + prior_precision).rsqrt()
         like = deviation.cpu()
@@ -413,27 +410,39 @@ def laplace(
     >>> laplace(network, torch.rand(20, 4), 5)(torch.rand(7, 4)).shape
     torch.Size([5, 7, 3])
     """
-    one_of("outputs", outputs, (None, "gaussian"))
-    if outputs:
-        positive("noise_variance", noise_variance)
-    elif noise_variance is not None:
-        raise ValueError('noise_variance goes with outputs="gaussian" alone')
+    _check_outputs(outputs, noise_variance)
     x = as_inputs(inputs)
     name = classifier_of(network, x)
     ensemble = _own_classifiers(network, members, name)
-    own = sorted(trainable(ensemble), key=lambda p: -p.ndim)
-    parts = [p.data if p.ndim == 3 else p.data[..., None] for p in own]
-    mean = torch.cat([p[0] for p in parts], 1).double()
+    layer: Any = network.get_submodule(name)
+    w, b = layer.weight.detach(), layer.bias
+    mean = (w if b is None else torch.cat([w, b.detach()[:, None]], 1)).double()
     found = _of_classifier(network, name, x, batch_size, noise_variance)
     if prior_variance is None:
         prior_variance = _likeliest(mean, found)
     positive("prior_variance", prior_variance)
     generators = member_generators(seed, ensemble.member_ids, "laplace")
     drawn = mean + found.draws(1 / prior_variance, generators)
-    sizes = [p.shape[-1] for p in parts]
-    for p, w in zip(parts, drawn.split(sizes, -1), strict=True):
-        p.copy_(w)
+    _hold(ensemble, name, drawn)
     return ensemble.eval()
+
+
+def _hold(ensemble, classifier, drawn):
+    """Give members their classifiers: weights and perhaps biases, side by side."""
+    seen = ensemble.seen
+    w = seen[f"{classifier}.weight"].kind.value
+    w.data, rest = drawn[..., : w.shape[2]].to(w), drawn[..., w.shape[2] :]
+    if rest.numel():
+        seen[f"{classifier}.bias"].kind.value.data = rest[..., 0].to(w)
+
+
+def _check_outputs(outputs, noise_variance):
+    """Raise ValueError unless a noise variance stands beside means alone."""
+    one_of("outputs", outputs, (None, "gaussian"))
+    if outputs:
+        positive("noise_variance", noise_variance)
+    elif noise_variance is not None:
+        raise ValueError('noise_variance goes with outputs="gaussian" alone')
 
 
 def _of_classifier(network, classifier, inputs, batch_size, noise_variance):

@@ -1,9 +1,11 @@
 """Masksembles: every member sees its own fixed part of the features."""
 
+import re
+
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import Target, at_least, within
+from uqlab.core.checks import Target, at_least, pattern_of, within
 from uqlab.ensembles.base import (
     Ensemble,
     Members,
@@ -13,7 +15,6 @@ from uqlab.ensembles.base import (
 )
 from uqlab.ensembles.batch_ensemble import Scaled
 from uqlab.ensembles.implicit import (
-    choose,
     own_statistics,
     plain,
     sites,
@@ -87,7 +88,7 @@ def masksembles(
     within("scale", scale, "[1, inf)")
     whole = at_least("total_members", total_members or max(ids) + 1, max(ids) + 1)
     network = plain(backbone, trained=True)
-    sees = own_statistics(network, len(ids))
+    sees: dict = own_statistics(network, len(ids))
     for number, site in enumerate(_masked(network, target)):
         groups = getattr(site.module, "groups", 1)
         drawn = _masks(site.weight.shape[1] * groups, scale, whole, seed, number)
@@ -100,17 +101,18 @@ def _masked(network, target):
     """Return the layers whose inputs are masked, or raise ValueError."""
     usual = [site for site in sites(network) if site.usual]
     products = [site for site in usual if site.parameter == "weight" and site.holder]
-    if target is not None:
-        return choose(products, target)
     masked = [site for site in products if site.holder != usual[0].holder]
-    if any(site.attention for site in usual):
+    if target is not None:
+        pattern = pattern_of(target)
+        masked = [site for site in products if re.search(pattern, site.name)]
+    elif any(site.attention for site in usual):
         inside = [s for s in masked[:-1] if s.weight.ndim == 2 and not s.attention]
         narrowing = [s for s in inside if s.weight.shape[1] > s.weight.shape[0]]
         masked = narrowing or inside or masked
     if not masked:
         raise ValueError(
             "masksembles masks what layers see after an activation, and "
-            f"{type(network).__name__} has no such layer"
+            f"{type(network).__name__} has no such layer, target {target!r}"
         )
     return masked
 

@@ -29,6 +29,8 @@ class _MIMOEnsemble(OneNetwork):
     layers, of which each member has a part; all else is shared.
     """
 
+    network: Any
+
     def __init__(self, network, member_ids, first, head, rho, repeats):
         super().__init__(network, member_ids)
         self.first, self.head = first, head
