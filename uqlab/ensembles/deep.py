@@ -1,6 +1,7 @@
 """Networks of the members' own: deep ensembles, snapshots, shards put together."""
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -175,24 +176,18 @@ def snapshot(
     return ensemble.with_recipe({"method": "snapshot", "seed": seed})
 
 
-def _copies(network, members):
-    """Return networks for members whose weights will follow, of one or of one each."""
+def _again(network, members, separate=True, **_):
+    """Return an ensemble whose weights will follow, of one network or of one each."""
     one = isinstance(network, nn.Module)
     networks = [network] * len(members) if one else network
     if len(networks) != len(members):
         raise ValueError(f"give a network, or {len(members)}, got {len(networks)}")
-    return [copy.deepcopy(unwrapped(each)) for each in networks]
+    networks = [copy.deepcopy(unwrapped(each)) for each in networks]
+    return (SeparateEnsemble if separate else _joined)(networks, members)
 
 
-def _again(network, members, **_):
-    return _joined(_copies(network, members), members)
-
-
-def _separate(network, members, **_):
-    return SeparateEnsemble(_copies(network, members), members)
-
-
-METHODS |= {"deep": _again, "from_members": _separate, "snapshot": _separate}
+_stacked = functools.partial(_again, separate=False)
+METHODS |= {"deep": _stacked, "from_members": _again, "snapshot": _again}
 
 
 def concatenate(shards: Sequence[Ensemble]) -> Any:

@@ -217,9 +217,7 @@ def to_peft(ensemble: Ensemble, m: int, folder: StrPath) -> None:
             f"PEFT takes {', '.join(ends)} for the classifier {head!r}: give it a name "
             "that no other module ends with"
         )
-    tensors, ranks = _adapter(ensemble, m, network)
-    for name, t in network.get_submodule(head).state_dict().items():
-        tensors[f"{head}.{name}"] = t
+    tensors, ranks = _adapter(ensemble, m, network, head)
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": getattr(network, "name", None),
@@ -228,27 +226,25 @@ def to_peft(ensemble: Ensemble, m: int, folder: StrPath) -> None:
         "rank_pattern": ranks,
         "alpha_pattern": {name: recipe["scale"] * rank for name, rank in ranks.items()},
     }
-    _write(Path(folder), tensors, config)
+    with writing(Path(folder, "adapter_model.safetensors")) as temporary:
+        save_file(tensors, temporary, {"format": "pt"})
+    write(Path(folder, "adapter_config.json"), json.dumps(config, indent=2) + "\n")
 
 
-def _write(folder, tensors, config):
-    named = {f"base_model.model.{k}": t.cpu().contiguous() for k, t in tensors.items()}
-    with writing(folder / "adapter_model.safetensors") as temporary:
-        save_file(named, temporary, {"format": "pt"})
-    write(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")
-
-
-def _adapter(ensemble, m, network):
-    """Return A and B of each layer by name, and the layers' ranks."""
-    tensors, ranks = {}, {}
+def _adapter(ensemble, m, network, head):
+    """Return what PEFT's file holds, and the layers' ranks."""
+    classifier = network.get_submodule(head).state_dict()
+    tensors, ranks = {f"{head}.{name}": t for name, t in classifier.items()}, {}
     for name, part in ensemble.seen.items():
-        if isinstance(part.kind, LowRank):
-            _check_layer(network, name)
-            layer = name.removesuffix(".weight")
-            for key, t in part.stacked().items():
-                tensors[f"{layer}.{key}.weight"] = t[m].detach()
-            ranks[re.escape(layer)] = part.kind.lora_A.shape[1]
-    return tensors, ranks
+        if not isinstance(part.kind, LowRank):
+            continue
+        _check_layer(network, name)
+        place = name.removesuffix(".weight")
+        for key, t in part.stacked().items():
+            tensors[f"{place}.{key}.weight"] = t[m].detach()
+        ranks[re.escape(place)] = part.kind.lora_A.shape[1]
+    whole = {f"base_model.model.{k}": t.cpu() for k, t in tensors.items()}
+    return {name: t.contiguous() for name, t in whole.items()}, ranks
 
 
 def _check_layer(network, name):
@@ -260,6 +256,6 @@ def _check_layer(network, name):
     read = isinstance(parent, nn.TransformerEncoderLayer)
     if type(layer) is not nn.Linear or last != "weight" or read:
         raise ValueError(
-            f"PEFT cannot take {name!r} of {type(layer).__name__}, only linear layers "
-            "that are called: make the LoRA-Ensemble with another target"
+            f"PEFT cannot take {name!r} of {type(layer).__name__}, only linear "
+            "layers that are called: make the LoRA-Ensemble with another target"
         )

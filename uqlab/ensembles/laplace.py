@@ -25,6 +25,7 @@ from uqlab.core.modules import (
     given_for_logits,
     hooked,
     logits_of,
+    trainable,
 )
 from uqlab.ensembles.base import (
     METHODS,
@@ -414,26 +415,19 @@ def laplace(
     x = as_inputs(inputs)
     name = classifier_of(network, x)
     ensemble = _own_classifiers(network, members, name)
-    layer: Any = network.get_submodule(name)
-    w, b = layer.weight.detach(), layer.bias
-    mean = (w if b is None else torch.cat([w, b.detach()[:, None]], 1)).double()
+    own = sorted(trainable(ensemble), key=lambda p: -p.ndim)  # weight, perhaps bias
+    parts = [p.data if p.ndim == 3 else p.data[..., None] for p in own]
+    mean = torch.cat([p[0] for p in parts], 1).double()
     found = _of_classifier(network, name, x, batch_size, noise_variance)
     if prior_variance is None:
         prior_variance = _likeliest(mean, found)
     positive("prior_variance", prior_variance)
     generators = member_generators(seed, ensemble.member_ids, "laplace")
     drawn = mean + found.draws(1 / prior_variance, generators)
-    _hold(ensemble, name, drawn)
+    sizes = [p.shape[-1] for p in parts]
+    for p, w in zip(parts, drawn.split(sizes, -1), strict=True):
+        p.copy_(w)
     return ensemble.eval()
-
-
-def _hold(ensemble, classifier, drawn):
-    """Give members their classifiers: weights and perhaps biases, side by side."""
-    seen = ensemble.seen
-    w = seen[f"{classifier}.weight"].kind.value
-    w.data, rest = drawn[..., : w.shape[2]].to(w), drawn[..., w.shape[2] :]
-    if rest.numel():
-        seen[f"{classifier}.bias"].kind.value.data = rest[..., 0].to(w)
 
 
 def _check_outputs(outputs, noise_variance):
