@@ -7,7 +7,6 @@ from uqlab.ensembles.base import Ensemble, Members, Own, recorded
 from uqlab.ensembles.implicit import (
     Classifiers,
     implicit,
-    normal,
     own_statistics,
 )
 
@@ -68,7 +67,7 @@ def film(
     def make(site, generator):
         sees = {}
         for name, p in site.module.named_parameters(recurse=False):
-            noise = normal(p, p.shape, std, generator).to(p)
+            noise = site.normal(p.shape, std, generator).to(p)
             sees[name] = Own(p.detach() + noise)
         statistics = own_statistics(site.module, 1)
         return sees | {name: own for name, [own] in statistics.items()}

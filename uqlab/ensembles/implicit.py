@@ -68,6 +68,16 @@ class _Site(NamedTuple):
         """The bias that belongs to the weight."""
         return dict(self.module.named_parameters()).get(self.bias_name)
 
+    def normal(self, shape, std, generator):
+        """Draw Normal numbers of one member, on the device of the weight.
+
+        In half precision a small update would be lost to rounding: members hold
+        float32.
+        """
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        drawn = torch.randn(shape, generator=generator)
+        return std * drawn.to(self.weight.device, dtype)
+
     @property
     def attention(self):
         """Whether this is a projection of attention, by its name."""
@@ -293,15 +303,6 @@ def _seen(chosen, make, generators):
             for name, module in parts.items():
                 sees.setdefault(site.of(name), []).append(module)
     return sees
-
-
-def normal(like, shape, std, generator):
-    """Draw Normal numbers of one member, on the device of a weight.
-
-    In half precision a small update would be lost to rounding: members hold float32.
-    """
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    return std * torch.randn(shape, generator=generator).to(like.device, dtype)
 
 
 def own_statistics(module, members):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import Target, at_least, within
 from uqlab.ensembles.base import Ensemble, Members, recorded
-from uqlab.ensembles.implicit import Classifiers, implicit, normal
+from uqlab.ensembles.implicit import Classifiers, implicit
 
 
 class LowRank(nn.Module):
@@ -117,8 +117,8 @@ def lora(
         w = site.weight.detach()
         size = min(rank, *w.flatten(1).shape)
         if std is not None:
-            up = normal(w, (len(w), size), std, generator)
-            return LowRank(normal(w, (size, w[0].numel()), std, generator), up, scale)
+            up = site.normal((len(w), size), std, generator)
+            return LowRank(site.normal((size, w[0].numel()), std, generator), up, scale)
         down = torch.empty(size, *w.shape[1:])
         nn.init.xavier_uniform_(down, gain, generator)
         like = torch.promote_types(w.dtype, torch.float32)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import Target, within
 from uqlab.ensembles.base import Ensemble, Members, Own, recorded
-from uqlab.ensembles.implicit import Classifiers, implicit, normal
+from uqlab.ensembles.implicit import Classifiers, implicit
 
 
 class SingularValues(nn.Module):
@@ -88,12 +88,12 @@ def singular_value(
 
     def make(site, generator):
         u, s, vh = factors(site.weight)
-        start = s * (1 + normal(s, s.shape, init_std, generator))
+        start = s * (1 + site.normal(s.shape, init_std, generator))
         own = SingularValues(u, start.clamp(min=0), vh)
         if site.bias is None:
             return own
         bias = site.bias.detach()
-        noise = normal(bias, bias.shape, init_std, generator).to(bias)
+        noise = site.normal(bias.shape, init_std, generator).to(bias)
         return {site.parameter: own, site.bias_name: Own(bias + noise)}
 
     return implicit(
