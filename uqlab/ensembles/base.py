@@ -295,6 +295,7 @@ class Ensemble(nn.Module):
     mode = "auto"
     chunk_size: int | None = None
     refused = ""  # why vmap cannot run the network
+    _swaps = True  # whether a pass changes the network meanwhile
 
     def __init__(
         self,
@@ -425,7 +426,8 @@ class Ensemble(nn.Module):
             args, named = (), {**args[0], **named}
         if not torch.compiler.is_compiling():
             self._check_classifier(args, named, each)
-        with _alone(self.network):
+        own = _alone(self.network) if self._swaps else contextlib.nullcontext()
+        with own:
             return self._run(args, named, each, members)
 
     def _run(self, args, named, each, members):
@@ -671,6 +673,7 @@ class SeparateEnsemble(Ensemble):
     """Members that run one after the other: networks without a member axis."""
 
     mode = "loop"
+    _swaps = False
     network: nn.ModuleList
 
     def __init__(self, models: Sequence[nn.Module], members: Members):
@@ -709,6 +712,10 @@ class SeparateEnsemble(Ensemble):
         shard = type(self)(list(self.network)[rows], self.member_ids[rows])
         return shard.with_recipe(self.recipe)
 
+    def halve(self):
+        """Return that no fewer than one can be taken."""
+        return False
+
     def can_shard(self):
         """Return whether members share no tensor that changes."""
         buffers = [b for model in self.network for b in model.buffers()]
@@ -738,6 +745,11 @@ class OneNetwork(Ensemble):
     """One network that answers for all members, which share all that it trains."""
 
     mode = "vmap"
+    _swaps = False
+
+    def halve(self):
+        """Return that fewer members cannot be taken."""
+        return False
 
     def can_shard(self):
         """Return that members cannot be trained apart."""

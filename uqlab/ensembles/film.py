@@ -67,6 +67,8 @@ def film(
     def make(site, generator):
         sees = {}
         for name, p in site.module.named_parameters(recurse=False):
+            if name not in ("weight", "bias"):
+                continue
             noise = site.normal(p.shape, std, generator).to(p)
             sees[name] = Own(p.detach() + noise)
         statistics = own_statistics(site.module, 1)

@@ -29,6 +29,7 @@ class _MIMOEnsemble(OneNetwork):
     layers, of which each member has a part; all else is shared.
     """
 
+    _swaps = True  # by hooks
     network: Any
 
     def __init__(self, network, member_ids, first, head, rho, repeats):
