@@ -27,7 +27,7 @@ from _timing import DEVICE, interleaved
 from torch import Tensor, nn
 
 from uqlab import ensembles, metrics, models, training, uncertainty
-from uqlab.ensembles.laplace import curvature, curvatures
+from uqlab.ensembles.laplace import _of_classifier, curvatures
 
 MEMBERS, INPUTS, CLASSES, BATCH, STEPS = 10, 1_000_000, 10, 128, 20
 
@@ -335,12 +335,12 @@ class Adapted(nn.Module):
 
     def __init__(self, layer: nn.Linear, low: Any):
         super().__init__()
-        self.layer = ensembles.plain_linear(layer.weight, layer.bias)
-        self.layer.requires_grad_(False)
+        self.layer = layer.requires_grad_(False)
         self.down, self.up = (
-            ensembles.plain_linear(p.data[0].clone(), None)
-            for p in (low.lora_A, low.lora_B)
+            nn.Linear(*p.data[0].T.shape, bias=False) for p in (low.lora_A, low.lora_B)
         )
+        self.down.weight = nn.Parameter(low.lora_A.data[0].clone())
+        self.up.weight = nn.Parameter(low.lora_B.data[0].clone())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) + self.up(self.down(x))
@@ -426,7 +426,7 @@ def last_layer() -> Iterator[Row]:
     def agreement() -> dict[str, tuple[float, float]]:
         if "laplace-torch" not in ways:
             return {}
-        ours = curvature(net, "2", x)
+        ours = _of_classifier(net, "2", x, 64, None)
         outputs, inputs = theirs().H_facs.kfacs[0]  # those of the weight
         apart = [
             difference(a, b) / a.abs().max().item()

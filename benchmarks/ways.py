@@ -1,7 +1,7 @@
 """Members by vmap beside members one after the other: the rule of `mode="auto"`.
 
 Predictions and steps of training (forward and backward, a batch of its own for each member) of LoRA-Ensembles and deep
-ensembles, by the multiply-adds of one member's pass. The rule, `SMALL_WORK` in ensembles/functional.py, takes vmap up to
+ensembles, by the multiply-adds of one member's pass. The rule, `SMALL_WORK` in ensembles/base.py, takes vmap up to
 1.5e9 of them. No target.
 
     python benchmarks/ways.py [REPEATS]

@@ -164,6 +164,16 @@ def test_checkpoints_inside_the_network_are_refused(mode, reentrant):
     assert plain.layers[0].weight.grad.any()
 
 
+def test_separate_networks_may_checkpoint():
+    networks = [Checkpointed(), Checkpointed()]
+    ensemble = ensembles.from_members(networks)
+    training.member_mean(ensemble(X), Y).backward()
+    found = [p.grad.clone() for p in networks[1].parameters()]
+    networks[1].zero_grad()
+    F.cross_entropy(networks[1](X), Y).backward()
+    near(found, [p.grad for p in networks[1].parameters()])
+
+
 def test_passes_in_threads_leave_torch_as_it_was():
     before = torch.backends.mha.get_fastpath_enabled()
     inside, go_on = threading.Event(), threading.Event()

@@ -65,7 +65,7 @@ KINDS = {
     "lora, shared classifier": (vit, lambda net: ensembles.lora(net, 3, 2, classifiers="shared")),
     "lora, backbone trained": (resnet, lambda net: ensembles.lora(net, 2, 2, train_backbone=True)),
     "lora, tied": (Tied, lambda net: ensembles.lora(net, 2, 2)),
-    "singular_value": (vit, lambda net: ensembles.singular_value(net, 3, share=0.5)),
+    "singular_value": (vit, lambda net: ensembles.singular_value(net, 3)),
     "batch": (cnn, lambda net: ensembles.batch(net, 3)),
     "batch++": (vit, lambda net: ensembles.batch(net, 3, additive=True)),
     "film": (cnn, lambda net: ensembles.film(net, 3)),

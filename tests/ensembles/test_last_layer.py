@@ -8,7 +8,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from uqlab import ensembles, training
-from uqlab.ensembles.laplace import VARIANCES, Curvature, likeliest
 
 EYE = torch.eye(12, dtype=torch.float64)
 
@@ -71,18 +70,24 @@ def test_features_are_shared_and_with_little_variance_it_is_the_network():
     )
 
 
-def test_the_evidence_is_that_of_the_whole_matrix_and_its_prior_the_best_of_the_grid():
-    torch.manual_seed(0)
-    a, b = torch.randn(3, 5).double(), torch.randn(4, 6).double()
-    found, mean = Curvature(a @ a.T, b @ b.T), torch.randn(3, 4).double()
-    h = torch.kron(found.outputs, found.inputs)
+def test_the_prior_is_the_best_of_a_grid_by_the_evidence_of_the_whole_matrix():
+    network, x = small(), 3 * torch.randn(40, 4, dtype=torch.float64)
+    p, h = network(x).softmax(1).detach(), network[:2](x).detach()
+    h = torch.cat([h, torch.ones(40, 1)], 1)
+    whole = torch.kron(p.sum(0).diag() - p.T @ p, h.T @ h / 40)
+    own = [t.detach() for t in network[2].parameters()]
+    size = sum(t.square().sum() for t in own)
 
-    def whole(v):
-        return -(mean.square().sum() / v + torch.linalg.slogdet(EYE + v * h)[1]) / 2
+    def evidence(v):
+        return -(size / v + torch.linalg.slogdet(EYE + v * whole)[1]) / 2
 
-    best = max(VARIANCES.tolist(), key=whole)
-    assert likeliest(mean, found) == pytest.approx(best)
-    assert VARIANCES[0] < best < VARIANCES[-1]
+    best = max(torch.logspace(-6, 6, 121, dtype=torch.float64).tolist(), key=evidence)
+    assert 1e-5 < best < 1e5
+    found, expected = (
+        classifiers(ensembles.laplace(network, x, 3, prior_variance=v))
+        for v in (None, best)
+    )
+    near(found, expected)
 
 
 def test_a_classifier_without_a_bias_and_a_transformer(tmp_path):

@@ -7,8 +7,6 @@ from small_networks import bert, cnn, images, mlp, moved, owned, resnet, vit
 from torch import nn
 
 from uqlab import ensembles, models, training
-from uqlab.ensembles import MaskedInputs
-from uqlab.ensembles.masksembles import masks
 
 
 def settled(network):
@@ -21,7 +19,11 @@ def settled(network):
 
 
 def masks_of(ensemble):
-    return owned(ensemble, MaskedInputs)
+    return {
+        name: kind
+        for name, kind in owned(ensemble, ensembles.Scaled).items()
+        if hasattr(kind, "mask")
+    }
 
 
 NETWORKS = pytest.mark.parametrize(
@@ -53,7 +55,8 @@ def test_masks_keep_their_share_and_leave_no_feature_out(members, scale):
         16,
     ]  # of the convolutions but the first, and of the head
     assert not torch.equal(drawn[1], drawn[2])
-    mask = masks(512, scale, members)
+    wide = nn.Sequential(nn.Linear(4, 512), nn.ReLU(), nn.Linear(512, 3))
+    mask = masks_of(ensembles.masksembles(wide, members, scale))["2"].mask
     share = 1 / (scale * (1 - (1 - 1 / scale) ** members))
     for each in (*drawn, mask):
         assert (each.sum(1) == each.sum(1)[0]).all()

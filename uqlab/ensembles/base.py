@@ -1,17 +1,35 @@
-"""Ensembles: members of one network, networks in turn, one network for all."""
+"""How members run: one member in plain torch, all members by `torch.func`.
+
+A method says in a small module what *one* member sees in place of a tensor of the
+network. What the members hold is stacked; the network is called with what one member
+sees standing in its modules, by `vmap` for all members or for one after the other.
+"""
 
 import contextlib
 import copy
 import functools
+import inspect
+import threading
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import checkpoint
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
 
 from uqlab.core.checks import at_least, one_of
 from uqlab.core.files import StrPath
@@ -26,28 +44,202 @@ from uqlab.core.modules import (
     rows_of,
     trainable,
 )
-from uqlab.ensembles.functional import (
-    CONVOLUTIONS,
-    GENERATOR,
-    RECURRENT,
-    SLOW_RULE,
-    SMALL_WORK,
-    Own,
-    Seen,
-    Unbuilt,
-    alone,
-    frozen_copy,
-    holder_of,
-    in_turn,
-    put_tensor,
-    refusal,
-    standing,
-    tensor_of,
-    together,
-)
 from uqlab.models import check_classifier
 
 Members = int | range
+Method = TypeVar("Method")
+METHODS: dict[str, Any] = {}  # what a folder may ask for
+
+# Up to here, multiply-adds of one member, `vmap` is the faster way on a CPU: the calls
+# of small operations cost more than what they compute. benchmarks/ways.py has the
+# measurements: 0.1 to 1.5 of the loop's time below, 0.9 to 2 above.
+SMALL_WORK = 1.5e9
+SLOW_RULE = "There is a performance drop"
+# How torch says that vmap cannot run a network. Other errors are never caught.
+REFUSALS = (
+    SLOW_RULE, "vmap: ", "Batching rule not implemented",
+    "accessing the data under vmap", "data-dependent control flow", "functorch",
+    "inplace arithmetic(self, *extra_args)",
+)  # fmt: skip
+CHECKPOINTS = (
+    "gradient checkpointing inside the network would compute it again with other "
+    "weights than the member's: switch it off in the network, and set chunk_size or "
+    "train fewer members at once to save memory"
+)
+
+# Who sets torch's global generator and puts it back is alone meanwhile.
+GENERATOR = threading.RLock()
+# A pass changes the network meanwhile, which other threads must not see.
+_LOCKS: Any = weakref.WeakKeyDictionary()
+_PASS = threading.local()  # `learns`: whether this thread is in a pass with gradients
+
+
+class Own(nn.Module):
+    """A tensor of which every member has its own; `kept` in files, or made again."""
+
+    def __init__(self, value: Tensor, trained: bool = True, kept: bool = True):
+        super().__init__()
+        if trained:
+            self.value = nn.Parameter(value)
+        else:
+            self.register_buffer("value", value, persistent=kept)
+
+    def forward(self, w: Tensor) -> Tensor:
+        """Return the member's tensor, whatever the network's is."""
+        value = self.value  # which vmap would convert even where nothing changes
+        return value if value.dtype == w.dtype else value.to(w.dtype)
+
+
+class _Seen(nn.Module):
+    """What the members see in place of one tensor of the network.
+
+    Parameters
+    ----------
+    name : str
+        The name of the parameter or buffer in the network.
+    each : sequence of nn.Module
+        One module a member, of one class: `module(w)` is what the member sees of w. A
+        module for the weight of a linear layer may also have `product(x, w, bias)`,
+        which is `linear(x, module(w), bias)` computed without building the weight.
+        Buffers that its class names in `shared` are equal for all members; what else
+        it holds is stacked.
+    """
+
+    def __init__(self, name: str, each: Sequence[nn.Module]):
+        super().__init__()
+        self.name = name
+        self.kind: Any = each[0]
+        for key, value in vars(self.kind).items():
+            if isinstance(value, Tensor):
+                raise ValueError(
+                    f"{type(self.kind).__name__} holds the tensor {key!r} as a plain "
+                    "attribute, which all members would share: make it a Parameter or "
+                    "a buffer"
+                )
+        held = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in each]
+        self.rows = [k for k in held[0] if k not in getattr(self.kind, "shared", ())]
+        for key in self.rows:
+            stacked = torch.stack([tensors[key].detach() for tensors in held])
+            if isinstance(held[0][key], nn.Parameter):
+                stacked = nn.Parameter(stacked, held[0][key].requires_grad)
+            _put_tensor(self.kind, key, stacked)
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Return what members hold, by its name in the module: [members, ...] each."""
+        return {key: _tensor_of(self.kind, key) for key in self.rows}
+
+    @property
+    def trained(self) -> bool:
+        """Whether members train something of it."""
+        return bool(trainable(self.kind))
+
+
+class _Unbuilt(Tensor):
+    """Stands for a weight: few rows are multiplied without it, else it is built."""
+
+    kind: Any
+    plain: Tensor
+
+    @classmethod
+    def of(cls, w, kind):
+        """Return what stands for what a member sees of a weight."""
+        unbuilt: Any = w.detach().as_subclass(cls)
+        unbuilt.kind, unbuilt.plain = kind, w
+        return unbuilt
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        """Call with the weight, but for a product of few rows."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is F.linear and not kwargs and isinstance(args[1], cls):
+                x, w, bias = args if len(args) == 3 else (*args, None)
+                few = x.numel() <= w.plain.numel()  # less than to build the weight
+                if few or w.plain.dtype in (torch.bfloat16, torch.float16):
+                    return w.kind.product(x, w.plain, bias)
+
+            def built(t):
+                return t.kind(t.plain) if isinstance(t, cls) else t
+
+            args, kwargs = tree_map(built, (args, kwargs or {}))
+            return func(*args, **kwargs)
+
+
+class _PlainAttention:
+    """torch's settings under which attention has batching rules and derivatives.
+
+    They are all threads', while any of them is inside: not as each found them, for one
+    that came later would leave them for good.
+    """
+
+    def __init__(self):
+        self.lock, self.inside = threading.Lock(), 0
+
+    def __enter__(self):
+        with self.lock:
+            self.inside += 1
+            if self.inside == 1:
+                self.stack = contextlib.ExitStack()
+                self.stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+                self.stack.callback(torch.backends.mha.set_fastpath_enabled, before)
+
+    def __exit__(self, *_):
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                self.stack.close()
+
+
+PLAIN_ATTENTION = _PlainAttention()
+
+
+def _refused(run):
+    """Return one of torch's checkpoints that raises in a pass of members."""
+
+    def call(*args, **named):
+        if getattr(_PASS, "learns", False):
+            raise RuntimeError(CHECKPOINTS)
+        return run(*args, **named)
+
+    return call
+
+
+_PLAIN = checkpoint._checkpoint_without_reentrant_generator
+checkpoint._checkpoint_without_reentrant_generator = _refused(_PLAIN)
+_REENTRANT = _refused(checkpoint.CheckpointFunction.apply)
+checkpoint.CheckpointFunction.apply = staticmethod(_REENTRANT)  # type: ignore
+
+
+@contextlib.contextmanager
+def _alone(network):
+    """Keep other threads from a network, which a pass changes meanwhile.
+
+    Gradient checkpointing inside it would compute a part of it again when gradients are
+    taken, and by then the network holds no member's weights: it is refused.
+    """
+    before = getattr(_PASS, "learns", False)
+    _PASS.learns = torch.is_grad_enabled()
+    try:
+        with _LOCKS.setdefault(network, threading.RLock()):
+            yield
+    finally:
+        _PASS.learns = before
+
+
+def _holder_of(module, name):
+    """Return the module that holds a tensor."""
+    return module.get_submodule(name.rpartition(".")[0])
+
+
+def _tensor_of(module, name):
+    """Return a tensor by its full name."""
+    return getattr(_holder_of(module, name), name.rpartition(".")[2])
+
+
+def _put_tensor(module, name, value):
+    """Set a tensor by its full name."""
+    setattr(_holder_of(module, name), name.rpartition(".")[2], value)
 
 
 class Ensemble(nn.Module):
@@ -99,6 +291,11 @@ class Ensemble(nn.Module):
     """
 
     repeats = 1  # how often an input stands in its batch of a training
+    shares_most = False  # whether members differ at the end alone
+    mode = "auto"
+    chunk_size: int | None = None
+    refused = ""  # why vmap cannot run the network
+    _swaps = True  # whether a pass changes the network meanwhile
 
     def __init__(
         self,
@@ -110,12 +307,8 @@ class Ensemble(nn.Module):
         self.member_ids = member_range(members)
         self.network = network
         self.recipe: dict[str, Any] = {"method": "own"}
-        self.mode = "auto"
-        self.chunk_size: int | None = None
-        self.refused = ""  # why vmap cannot run the network
-        if layers_of(network, *RECURRENT):
+        if layers_of(network, nn.RNNBase, nn.RNNCellBase):
             self.refused = "recurrent layers have no batching rule"
-        self.shares_most = False  # whether members differ at the end alone
         self._checked = False  # whether the classifier is the one that was taken
         self._work: dict[tuple, float] = {}  # multiply-adds for a number of the inputs
         self._tried: set[tuple] = set()
@@ -128,27 +321,23 @@ class Ensemble(nn.Module):
         self.borrowed = frozen - self.replaced
 
     def _see(self, sees):
-        """Take what members see, and note where all tensors stand."""
-        # (module, key) under each of a tensor's names in the network.
-        self._aliases = aliases(self.network)
-        self._places = {
-            name: [holder_of(self.network, alias) for alias in names]
-            for name, names in self._aliases.items()
-        }
+        """Take what members see."""
+        self.parts: Any = nn.ModuleList()
+        names = aliases(self)
         for name, each in sees.items():
-            if name not in self._places or len(each) != self.members:
+            if f"network.{name}" not in names or len(each) != self.members:
                 raise ValueError(
                     "sees maps names of the network's parameters or buffers to one "
                     f"module a member ({self.members}); got {len(each)} for {name!r}"
                 )
-        parts: Any = nn.ModuleList(Seen(name, each) for name, each in sees.items())
-        self.parts = parts
-        self._held = {}
-        for part in parts:
-            for key in part.rows:
-                self._held[f"{part.name} {key}"] = [holder_of(part.kind, key)]
-            if isinstance(part.kind, Own):
-                getattr(*self._places[part.name][0]).requires_grad_(False)
+            self.parts.append(_Seen(name, each))
+        # (module, key) under each name that a tensor has.
+        self._places = {
+            name: [(_holder_of(self, n), n.rpartition(".")[2]) for n in each]
+            for name, each in aliases(self).items()
+        }
+        for name in self.replaced:
+            _tensor_of(self.network, name).requires_grad_(False)
 
     @property
     def members(self) -> int:
@@ -156,7 +345,7 @@ class Ensemble(nn.Module):
         return len(self.member_ids)
 
     @property
-    def seen(self) -> dict[str, Seen]:
+    def seen(self) -> dict[str, Any]:
         """What members see in place of a tensor, by its name in the network."""
         return {part.name: part for part in self.parts}
 
@@ -237,60 +426,95 @@ class Ensemble(nn.Module):
             args, named = (), {**args[0], **named}
         if not torch.compiler.is_compiling():
             self._check_classifier(args, named, each)
-        return self._run(args, named, each, members)
+        own = _alone(self.network) if self._swaps else contextlib.nullcontext()
+        with own:
+            return self._run(args, named, each, members)
 
     def _run(self, args, named, each, members):
         """Return logits of some members; `each`: inputs have their axis in front."""
-        with alone(self.network):
-            given = self._given(args, named, each, members)
-            way = self._way(*given)
-            while way == "vmap":
-                try:
-                    return together(*given, self.chunk_size)
-                except torch.OutOfMemoryError:
-                    # In training statistics would move twice: `fit` halves there.
-                    if self.training or not self.halve():
-                        raise
-            return in_turn(*given, len(self.member_ids[members]))
+        given = self._given(args, named, members)
+        while self._way(*given, each) == "vmap":
+            try:
+                return self._together(*given, each)
+            except torch.OutOfMemoryError:
+                # In training statistics would move twice: `fit` halves there.
+                if self.training or not self.halve():
+                    raise
+        one, rows, tensors = given
+        # By unbind: the gradients of `t[m]` would be as large as t, for each member.
+        apart = {key: t.unbind() for key, t in rows.items()}
+        logits = []
+        for m in range(len(self.member_ids[members])):
+            row = {key: t[m] for key, t in apart.items()}
+            logits.append(one(row, [t[m] if each else t for t in tensors]))
+        return torch.stack(logits)
 
-    def _given(self, args, named, each, members):
+    def _given(self, args, named, members):
         """Return a pass of one member, and what is given to those of all."""
         leaves, tree = tree_flatten((args, named))
         shared = self._shared()
 
-        def call(row: dict, some: Sequence[Tensor]) -> Tensor:
+        def call(row, some):
             # A network that changes its input in place must not change the next one's.
             queue = iter([t.clone() for t in some])
             given = [next(queue) if isinstance(t, Tensor) else t for t in leaves]
-            return self._one(row, shared, *tree_unflatten(given, tree))
+            return self._one(shared | row, *tree_unflatten(given, tree))
 
-        tensors = [t for t in leaves if isinstance(t, Tensor)]
         one = functools.partial(self.one_pass, call)
-        return one, self.rows(members), tensors, each
+        return one, self.rows(members), [t for t in leaves if isinstance(t, Tensor)]
 
-    def one_pass(self, call: Any, row: dict, tensors: Sequence[Tensor]) -> Tensor:
+    def _one(self, held, args, named):
+        """Call the network with what one member sees, given what it holds."""
+        with self._standing(held):
+            state = {}
+            for part in self.parts:
+                layer, key = self._places[f"network.{part.name}"][0]
+                w, linear = getattr(layer, key), type(layer) is nn.Linear
+                product = linear and hasattr(part.kind, "product")
+                seen = _Unbuilt.of(w, part.kind) if product else part.kind(w)
+                state[f"network.{part.name}"] = seen
+            with self._standing(state):
+                return logits_of(self.network(*args, **named))
+
+    @contextlib.contextmanager
+    def _standing(self, tensors):
+        """Let tensors stand in modules, each in all its places, inside the block."""
+        before = []
+        try:
+            for name, t in tensors.items():
+                for module, key in self._places[name]:
+                    table = module._parameters
+                    table = table if key in table else module._buffers
+                    before.append((table, key, table[key]))
+                    table[key] = t
+            yield
+        finally:
+            for table, key, t in before:
+                table[key] = t
+
+    def one_pass(self, call, row, tensors):
         """Return the logits of one member: `call(row, tensors)`, its network's."""
         return call(row, tensors)
 
-    def _one(self, row, shared, args, named):
-        """Call the network with what one member sees, given what it holds."""
-        with standing(self._places, shared), standing(self._held, row):
-            state = {}
-            for part in self.parts:
-                layer, name = self._places[part.name][0]
-                w = getattr(layer, name)
-                factors = type(layer) is nn.Linear and hasattr(part.kind, "product")
-                state[part.name] = Unbuilt.of(w, part) if factors else part.kind(w)
-            with standing(self._places, state):
-                return logits_of(self.network(*args, **named))
+    def _together(self, one, rows, tensors, each):
+        """Return the logits of all members by vmap."""
+        dims, size = (0, 0 if each else None), self.chunk_size
+        with PLAIN_ATTENTION:
+            return vmap(one, dims, randomness="different", chunk_size=size)(
+                rows, tensors
+            )
 
     def rows(self, members: slice = slice(None)) -> dict[str, Tensor]:
         """Return what some members hold, [members, ...] each."""
-        rows = {name: getattr(*place) for name, [place] in self._held.items()}
-        if not torch.is_grad_enabled():
-            # Without gradients torch's views of parameters claim to have them.
-            rows = {name: t.detach() for name, t in rows.items()}
-        return {name: t[members] for name, t in rows.items()}
+        learns = torch.is_grad_enabled()
+        rows = {}
+        for number, part in enumerate(self.parts):
+            for key, t in part.stacked().items():
+                # Without gradients torch's views of parameters claim to have them.
+                rows[f"parts.{number}.kind.{key}"] = (t if learns else t.detach())[
+                    members
+                ]
+        return rows
 
     def _way(self, one, rows, tensors, each):
         """Return "vmap" or "loop"; what vmap refuses is found before it counts."""
@@ -298,12 +522,12 @@ class Ensemble(nn.Module):
         if self.mode != "auto":
             return self.mode
         kind = self.training, each, len(tensors)
-        if not self.refused and self._is_for_vmap(kind, one, rows, tensors, each):
-            if kind not in self._tried:
-                self._try(one, rows, tensors, each)
-                self._tried.add(kind)
-            return "loop" if self.refused else "vmap"
-        return "loop"
+        if self.refused or not self._is_for_vmap(kind, one, rows, tensors, each):
+            return "loop"
+        if kind not in self._tried:
+            self._try(one, rows, tensors, each)
+            self._tried.add(kind)
+        return "loop" if self.refused else "vmap"
 
     def _is_for_vmap(self, kind, one, rows, tensors, each):
         """Return whether vmap is the faster way: the rule of "auto"."""
@@ -311,32 +535,34 @@ class Ensemble(nn.Module):
             return False
         if tensors[0].device.type != "cpu":
             return True
-        changed = [self._places[part.name][0][0] for part in self.parts]
-        if any(isinstance(layer, CONVOLUTIONS) for layer in changed):
+        changed = [_holder_of(self.network, part.name) for part in self.parts]
+        if any(isinstance(layer, nn.modules.conv._ConvNd) for layer in changed):
             return False
         if self.shares_most and not each:
             return True
         some = [t[0] for t in tensors] if each else tensors
         if kind not in self._work:
-            with torch.no_grad(), self.unmoved(), Counted() as counted:
+            with torch.no_grad(), self._unmoved(), Counted() as counted:
                 one({key: t[0] for key, t in rows.items()}, some)
             self._work[kind] = counted.multiply_adds / max(some[0].numel(), 1)
         return self._work[kind] * some[0].numel() <= SMALL_WORK
 
-    def _try(self, one, rows, tensors, each):
+    def _try(self, *given):
         """Note why vmap cannot run the network, if it cannot."""
-        with torch.no_grad(), self.unmoved(), warnings.catch_warnings():
+        with torch.no_grad(), self._unmoved(), warnings.catch_warnings():
             # vmap says where it would loop itself: slower than our loop.
             warnings.filterwarnings("error", SLOW_RULE)
             try:
-                together(one, rows, tensors, each, self.chunk_size)
+                self._together(*given)
             except torch.OutOfMemoryError:
                 return
             except (RuntimeError, UserWarning) as error:
-                self.refused = refusal(error)
+                if not any(text in str(error) for text in REFUSALS):
+                    raise
+                self.refused = str(error).splitlines()[0][:100]
 
     @contextlib.contextmanager
-    def unmoved(self) -> Iterator[None]:
+    def _unmoved(self):
         """Put buffers and random generators back at the end of the block."""
         before = [(t, t.clone()) for t in self.buffers()]
         devices = {t.device for t in self.parameters() if t.device.type != "cpu"}
@@ -352,44 +578,40 @@ class Ensemble(nn.Module):
         if not torch.is_grad_enabled():
             return {}
         named = self.network.named_parameters()
-        return {
-            name: MeanGradient.apply(p, self.members)
-            for name, p in named
-            if p.requires_grad
-        }
+        trained = {f"network.{name}": p for name, p in named if p.requires_grad}
+        return {n: MeanGradient.apply(p, self.members) for n, p in trained.items()}
 
     # --- members ---------------------------------------------------------------------
 
     def tensor(self, name: str, index: int) -> Tensor:
         """Return what one member sees of a tensor of the network."""
-        w = tensor_of(self.network, name)
-        return self.seen[name].one(index)(w) if name in self.seen else w
+        w = _tensor_of(self.network, name)
+        if name not in self.seen:
+            return w
+        part = self.seen[name]
+        row = {key: t[index] for key, t in part.stacked().items()}
+        return functional_call(part.kind, row, (w,))
 
     def start(self, name: str) -> Tensor | None:
         """Return a tensor before training; None if it was trained, or is not known."""
-        w = tensor_of(self.network, name)
+        w = _tensor_of(self.network, name)
         return None if name in self.replaced or w.requires_grad else w.detach()
-
-    def update(self, name: str, index: int) -> Tensor | None:
-        """Return what training added, if the method knows it without rounding."""
-        part = self.seen.get(name)
-        if part is None or self.start(name) is None or not hasattr(part.kind, "update"):
-            return None
-        return part.one(index).update().detach().clone()
 
     @torch.no_grad()
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network; frozen tensors share memory."""
-        network = frozen_copy(self.network)
+        shared = [p for p in self.network.parameters() if not p.requires_grad]
+        memo = {id(p): nn.Parameter(p.detach(), False) for p in shared}
+        network, names = copy.deepcopy(self.network, memo), aliases(self.network)
         for name, part in self.seen.items():
             value = self.tensor(name, index).detach().clone()
-            if isinstance(tensor_of(network, name), nn.Parameter):
+            if isinstance(_tensor_of(network, name), nn.Parameter):
                 value = nn.Parameter(value, part.trained)
-            for alias in self._aliases[name]:
-                put_tensor(network, alias, value)
+            for alias in names[name]:
+                _put_tensor(network, alias, value)
         return network
 
-    def shard(self, rows: slice) -> Any:
+    def shard(self, rows: Any) -> Any:
         """Return the ensemble of some members; training it trains these."""
         memo: dict[int, Any] = {}
         for p in self.network.parameters():
@@ -413,9 +635,11 @@ class Ensemble(nn.Module):
 
     def passes(self, x: Inputs, each: bool = True) -> list[slice]:
         """Return the members that go through together: in the loop one by one."""
-        args, named = ((), {**x}) if isinstance(x, Mapping) else ((x,), {})
-        with alone(self.network):
-            way = self._way(*self._given(args, named, each, slice(None)))
+        way = self.mode
+        if way == "auto":
+            args, named = ((), {**x}) if isinstance(x, Mapping) else ((x,), {})
+            with _alone(self.network):
+                way = self._way(*self._given(args, named, slice(None)), each)
         size = 1 if way == "loop" else self.chunk_size or self.members
         return [slice(low, low + size) for low in range(0, self.members, size)]
 
@@ -448,25 +672,18 @@ class Ensemble(nn.Module):
 class SeparateEnsemble(Ensemble):
     """Members that run one after the other: networks without a member axis."""
 
+    mode = "loop"
+    _swaps = False
     network: nn.ModuleList
 
     def __init__(self, models: Sequence[nn.Module], members: Members):
         super().__init__(nn.ModuleList(models), members)
-        self.mode = "loop"
         self.source = getattr(self.network[0], "source", {})
         self.borrowed = set()
         self.recipe = {"method": "from_members"}
 
-    def passes(self, x, each=True):
-        """Return the members one by one."""
-        return [slice(m, m + 1) for m in range(self.members)]
-
-    def halve(self):
-        """Return that no fewer than one can be taken."""
-        return False
-
     def _run(self, args, named, each, members):
-        counts = self._networks() if torch.is_grad_enabled() else {}
+        counts = self._networks()
         logits = []
         for i, model in enumerate(list(self.network)[members]):
 
@@ -477,19 +694,13 @@ class SeparateEnsemble(Ensemble):
             means = {
                 name: MeanGradient.apply(p, counts[p])
                 for name, p in model.named_parameters()
-                if counts.get(p, 1) > 1
+                if counts[p] > 1
             }
             if means:
                 output = called_with(model, means, some, more)
             else:
                 output = model(*some, **more)
             logits.append(logits_of(output))
-        kinds = {(tuple(z.shape), z.dtype) for z in logits}
-        if len(kinds) > 1:
-            raise ValueError(
-                "members of an ensemble give logits of one shape and type, these give "
-                f"{sorted(map(str, kinds))}: leave out the others, or convert them"
-            )
         return torch.stack(logits)
 
     def member(self, index):
@@ -501,6 +712,10 @@ class SeparateEnsemble(Ensemble):
         shard = type(self)(list(self.network)[rows], self.member_ids[rows])
         return shard.with_recipe(self.recipe)
 
+    def halve(self):
+        """Return that no fewer than one can be taken."""
+        return False
+
     def can_shard(self):
         """Return whether members share no tensor that changes."""
         buffers = [b for model in self.network for b in model.buffers()]
@@ -511,6 +726,16 @@ class SeparateEnsemble(Ensemble):
         """Return the trained parameters that stand in several networks."""
         return [p for p, n in self._networks().items() if n > 1 and p.requires_grad]
 
+    @staticmethod
+    def plain_tensors(model):
+        """Return the tensors that a network holds as plain attributes."""
+        registered = "_parameters", "_buffers", "_modules", "_flat_weights"
+        found = []
+        for module in model.modules():
+            for key, value in vars(module).items():
+                found += [] if key in registered else tree_leaves(value)
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
     def _networks(self):
         """Return in how many networks a parameter stands."""
         return Counter(p for model in self.network for p in model.parameters())
@@ -519,9 +744,8 @@ class SeparateEnsemble(Ensemble):
 class OneNetwork(Ensemble):
     """One network that answers for all members, which share all that it trains."""
 
-    def passes(self, x, each=True):
-        """Return all members."""
-        return [slice(None)]
+    mode = "vmap"
+    _swaps = False
 
     def halve(self):
         """Return that fewer members cannot be taken."""
@@ -573,3 +797,27 @@ def member_generators(
     """Return a generator on the CPU for each member, seeded by `member_seed`."""
     seeds = [member_seed(seed, m, stream, *more) for m in ids]
     return [torch.Generator().manual_seed(s) for s in seeds]
+
+
+def recorded(make: Method) -> Method:
+    """Let ensembles note how `make(network, ...)` was called.
+
+    `from_pretrained` calls it again: decorate a method of your own to load its
+    ensembles by `from_pretrained(folder, network)`.
+    """
+    method: Any = make
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def made(*args, **named):
+        ensemble = method(*args, **named)
+        call = signature.bind(*args, **named)
+        call.apply_defaults()
+        (_, network), *settings = call.arguments.items()
+        ensemble.source = getattr(network, "source", {})
+        recipe = {"method": method.__name__, **dict(settings)}
+        recipe.pop("members", None)
+        return ensemble.with_recipe(recipe)
+
+    METHODS[method.__name__] = made
+    return made  # type: ignore

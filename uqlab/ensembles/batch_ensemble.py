@@ -6,11 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import Target, within
-from uqlab.ensembles.base import Ensemble, Members
-from uqlab.ensembles.functional import Own
-from uqlab.ensembles.implicit import Classifiers, implicit, normal
-from uqlab.ensembles.lora import LowRank, init_normal
-from uqlab.ensembles.recipes import recorded
+from uqlab.ensembles.base import Ensemble, Members, Own, recorded
+from uqlab.ensembles.implicit import Classifiers, implicit
+from uqlab.ensembles.lora import LowRank
 
 
 class Scaled(nn.Module):
@@ -101,11 +99,12 @@ def batch(
             site.weight.requires_grad_()
         w = site.weight.detach()
         if additive:
-            own = LowRank(*init_normal(w, 1, std, generator))
+            up = site.normal((len(w), 1), std, generator)
+            own = LowRank(site.normal((1, w[0].numel()), std, generator), up)
         else:
             groups = getattr(site.module, "groups", 1)
-            r = 1 + normal(w, (len(w),), std, generator)
-            s = 1 + normal(w, (w.shape[1] * groups,), std, generator)
+            r = 1 + site.normal((len(w),), std, generator)
+            s = 1 + site.normal((w.shape[1] * groups,), std, generator)
             own = Scaled(r, s, groups)
         if site.bias is None:
             return own

@@ -1,23 +1,28 @@
-"""Deep ensembles: networks of one architecture, trained apart."""
+"""Networks of the members' own: deep ensembles, snapshots, shards put together."""
 
 import copy
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from uqlab.core.checks import one_network
+from uqlab.core.checks import at_least, one_network
+from uqlab.core.files import fingerprint
 from uqlab.ensembles.base import (
+    GENERATOR,
+    METHODS,
     Ensemble,
     Members,
+    OneNetwork,
+    Own,
     SeparateEnsemble,
     member_range,
     member_seed,
 )
-from uqlab.ensembles.functional import GENERATOR, Own, unwrapped
-from uqlab.ensembles.recipes import METHODS
+from uqlab.ensembles.implicit import unwrapped
 
 
 def deep(
@@ -64,7 +69,7 @@ def deep(
             torch.manual_seed(member_seed(seed, m, "weights"))
             models.append(unwrapped(make_model()))
         one_network(models[-1], "deep")
-    if len(set(map(id, models))) < len(models):
+    if len({*models}) < len(models):
         raise ValueError(
             "make_model returned the same network twice; "
             "it must build a new one in every call"
@@ -94,28 +99,19 @@ def _described(model):
     """
     state = model.state_dict()
     tensors = all(isinstance(t, Tensor) for t in state.values())
-    if plain_tensors(model) or not tensors or not list(model.parameters()):
+    if (
+        SeparateEnsemble.plain_tensors(model)
+        or not tensors
+        or not list(model.parameters())
+    ):
         return None
     described: list[Any] = [(name, t.shape, t.dtype) for name, t in state.items()]
+    simple = bool | int | float | str | tuple | list
     for name, module in model.named_modules():
-        settings = {
-            key: str(value)
-            for key, value in vars(module).items()
-            if isinstance(value, bool | int | float | str | tuple | list)
-        }
+        held = vars(module).items()
+        settings = {key: str(value) for key, value in held if isinstance(value, simple)}
         described.append((name, type(module).__qualname__, settings))
     return described
-
-
-def plain_tensors(model: nn.Module) -> list[Tensor]:
-    """Return the tensors that a network holds as plain attributes."""
-    registered = "_parameters", "_buffers", "_modules", "_flat_weights"
-    found = []
-    for module in model.modules():
-        for key, value in vars(module).items():
-            leaves = [] if key in registered else tree_leaves(value)
-            found += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    return found
 
 
 def from_members(models: Sequence[nn.Module]) -> Ensemble:
@@ -135,28 +131,133 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
         raise TypeError(
             f"from_members takes a list of networks, got {type(models).__name__}"
         )
-    if not models:
-        raise ValueError("from_members needs at least one model, got an empty list")
     for model in models:
         one_network(model, "from_members")
-    return SeparateEnsemble(models, range(len(models)))
+    return SeparateEnsemble(models, len(models))
 
 
-def _copies(network, members):
-    """Return networks for members whose weights will follow, of one or of one each."""
+def snapshot(
+    make_model: Callable[[], nn.Module],
+    members: int,
+    train: Callable[[Ensemble, int], object],
+    seed: int = 0,
+) -> SeparateEnsemble:
+    """Make a snapshot ensemble: one network trained in cycles, a member at each end.
+
+    Parameters
+    ----------
+    make_model : callable
+        Returns the network.
+    members : int
+        How many cycles.
+    train : callable
+        Trains an ensemble of one through cycle 0, 1, ..., each with a learning rate
+        that falls to zero; a longer first cycle is the burn-in of Muhlematter et al.
+        2024, U::
+
+            cycle = {"epochs": 5, "lr": 0.1, "scheduler": "cosine"}
+            def train(one, number):
+                training.fit(one, x, y, seed=number, **cycle)
+            ensembles.snapshot(make_model, 4, train)
+    seed : int
+        Of the network's start.
+
+    References
+    ----------
+    Huang et al., "Snapshot ensembles: train 1, get M for free", 2017.
+    """
+    at_least("members", members)
+    one = deep(make_model, 1, seed)
+    networks = []
+    for cycle in range(members):
+        train(one, cycle)
+        networks.append(copy.deepcopy(one.member(0)))
+    ensemble = SeparateEnsemble(networks, members)
+    return ensemble.with_recipe({"method": "snapshot", "seed": seed})
+
+
+def _again(network, members, separate=True, **_):
+    """Return an ensemble whose weights will follow, of one network or of one each."""
     one = isinstance(network, nn.Module)
     networks = [network] * len(members) if one else network
     if len(networks) != len(members):
         raise ValueError(f"give a network, or {len(members)}, got {len(networks)}")
-    return [copy.deepcopy(unwrapped(each)) for each in networks]
+    networks = [copy.deepcopy(unwrapped(each)) for each in networks]
+    return (SeparateEnsemble if separate else _joined)(networks, members)
 
 
-def _again(network, members, **_):
-    return _joined(_copies(network, members), members)
+_stacked = functools.partial(_again, separate=False)
+METHODS |= {"deep": _stacked, "from_members": _again, "snapshot": _again}
 
 
-def _separate(network, members, **_):
-    return SeparateEnsemble(_copies(network, members), members)
+def concatenate(shards: Sequence[Ensemble]) -> Any:
+    """Make one ensemble of shards that were made and perhaps trained apart.
+
+    What is the members' own is copied.
+    `concatenate([deep(make, range(4), seed), deep(make, range(4, 9), seed)])` is
+    `deep(make, 9, seed)`, before and after `fit`.
+
+    Parameters
+    ----------
+    shards : sequence of Ensemble
+        Of one method, settings and seed.
+
+    Returns
+    -------
+    Ensemble
+
+    Raises
+    ------
+    ValueError
+        For no shards, numbers that overlap or leave a gap, shards of different kinds,
+        architectures or recipes, and shared weights that differ because they were
+        trained apart.
+    TypeError
+        If the members cannot be separated.
+    """
+    ordered = _in_order(shards)
+    first = ordered[0]
+    if any(_shared(shard) != _shared(first) for shard in ordered):
+        raise ValueError(
+            "shards must be of one ensemble: equal architecture, method, settings and "
+            "seed, and equal weights which all members share: train the ensemble as a "
+            "whole"
+        )
+    if isinstance(first, SeparateEnsemble):
+        models = [model for shard in ordered for model in shard.network]
+        whole: Any = SeparateEnsemble(copy.deepcopy(models), len(models))
+    else:
+        whole = copy.deepcopy(first)
+        for name, part in whole.seen.items():
+            parts = [each.seen[name].stacked() for each in ordered]
+            for key, t in part.stacked().items():
+                t.data = torch.cat([each[key].detach() for each in parts])
+    start, last = first.member_ids[0], ordered[-1].member_ids[-1]
+    whole.member_ids = range(start, last + 1)
+    return whole.with_recipe(first.recipe).train(first.training)
 
 
-METHODS |= {"deep": _again, "from_members": _separate, "snapshot": _separate}
+def _in_order(shards):
+    """Return shards in the order of their members, or raise."""
+    for shard in shards:
+        if not isinstance(shard, Ensemble) or isinstance(shard, OneNetwork):
+            raise TypeError(
+                "concatenate takes shards of one ensemble whose members are apart, got "
+                f"{type(shard).__name__}"
+            )
+    ordered = sorted(shards, key=lambda shard: shard.member_ids.start)
+    ids = list(itertools.chain(*(shard.member_ids for shard in ordered)))
+    if not ids or ids != list(range(ids[0], ids[-1] + 1)):
+        raise ValueError(
+            f"shards must follow each other without gap or overlap, got members {ids}"
+        )
+    return ordered
+
+
+def _shared(shard):
+    """Return what is equal for all shards of an ensemble."""
+    own = {name: p.shape for name, p in shard.member(0).named_parameters()}
+    separate = isinstance(shard, SeparateEnsemble)
+    common = {} if separate else dict(shard.network.named_parameters())
+    read = {name: p for name, p in common.items() if name not in shard.replaced}
+    return type(shard), shard.recipe, own, fingerprint(read)

@@ -9,10 +9,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from uqlab.core.checks import one_network, within
 from uqlab.core.modules import layers_of
-from uqlab.ensembles.base import Ensemble, Members, member_seed
-from uqlab.ensembles.functional import Own
-from uqlab.ensembles.implicit import check_backbone, plain, put
-from uqlab.ensembles.recipes import recorded
+from uqlab.ensembles.base import (
+    Ensemble,
+    Members,
+    Own,
+    member_range,
+    member_seed,
+    recorded,
+)
+from uqlab.ensembles.implicit import plain, put
 from uqlab.models import classifier
 
 DROPOUT = (
@@ -21,7 +26,7 @@ DROPOUT = (
 )  # fmt: skip
 
 
-class FixedDropout(nn.Module):
+class _FixedDropout(nn.Module):
     """Dropout of the same features for all inputs: x diag(mask).
 
     The mask has the shape of one input's features, [features] where the input is
@@ -31,40 +36,36 @@ class FixedDropout(nn.Module):
 
     mask: Tensor
 
-    def __init__(self, p: float, seed: int = 0):
+    def __init__(self, p, seed=0):
         super().__init__()
         self.p, self.seed = p, seed
         self.register_buffer("mask", torch.empty(0), persistent=False)
 
-    def drawn(self, seed: int) -> Tensor:
-        """Return a mask like the last: 0, or 1 / (1 - p) where a feature is kept."""
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.rand(self.mask.shape, generator=generator)
-        return ((noise >= self.p) / (1 - self.p)).to(self.mask.device)
+    def drawn(self, shape, seed):
+        """Return a mask: 0, or 1 / (1 - p) where a feature is kept."""
+        noise = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+        return (noise >= self.p) / (1 - self.p)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Drop the features of x [batch, ...]."""
         shape = x.shape[-1:] if x.ndim == 3 else x.shape[1:]
         if self.mask.shape != shape:
-            self.mask = torch.empty(shape, device=x.device)
-            self.mask = self.drawn(self.seed)
+            self.mask = self.drawn(shape, self.seed).to(x.device)
         return x * self.mask.to(x.dtype)
 
 
-class DropoutEnsemble(Ensemble):
+class _DropoutEnsemble(Ensemble):
     """MC dropout: a member drops the same units for all inputs, until `resample`."""
 
-    _drawn: list | None  # shapes of the inputs that masks were drawn for
-
-    def resample(self, seed: int) -> "DropoutEnsemble":
+    def resample(self, seed: int) -> "_DropoutEnsemble":
         """Choose new units, from (seed, member) alone, and return the ensemble."""
-        self._drawn = None
+        self._shapes = None  # of the inputs that masks were drawn for
         return self.with_recipe({**self.recipe, "seed": seed})
 
     def member(self, index):
         """Return one member, whose masks are drawn on its first call."""
         network = super().member(index)
-        for number, layer in enumerate(layers_of(network, FixedDropout)):
+        for number, layer in enumerate(layers_of(network, _FixedDropout)):
             layer.seed, layer.mask = self._seeds(number)[index], torch.empty(0)
         return network
 
@@ -72,25 +73,28 @@ class DropoutEnsemble(Ensemble):
         seed = self.recipe["seed"]
         return [member_seed(seed, m, "mc dropout", number) for m in self.member_ids]
 
-    def _given(self, args, named, each, members):
-        tensors = [t for t in tree_leaves((args, named)) if isinstance(t, Tensor)]
-        shapes = [t.shape[1 + each :] for t in tensors]
-        if shapes != self._drawn:  # in a pass the network's own masks get their shapes
-            one, named_one = tree_map(lambda t: t[0] if each else t, (args, named))
+    def _run(self, args, named, each, members):
+        leaves = tree_leaves((args, named))
+        shapes = [t.shape[1 + each :] for t in leaves if isinstance(t, Tensor)]
+        if shapes != self._shapes:  # by a pass the network's own masks have theirs
+            one, more = tree_map(lambda t: t[0] if each else t, (args, named))
             with torch.no_grad():
-                self.network(*one, **named_one)
-            layers = layers_of(self.network, FixedDropout)
-            for number, part in enumerate(self.parts):
-                masks = list(map(layers[number].drawn, self._seeds(number)))
+                self.network(*one, **more)
+            layers = layers_of(self.network, _FixedDropout)
+            for number, (layer, part) in enumerate(
+                zip(layers, self.parts, strict=True)
+            ):
+                like, seeds = layer.mask, self._seeds(number)
+                masks = [layer.drawn(like.shape, s).to(like) for s in seeds]
                 part.kind.value = torch.stack(masks)
-            self._drawn = shapes
-        return super()._given(args, named, each, members)
+            self._shapes = shapes
+        return super()._run(args, named, each, members)
 
 
 @recorded
 def dropout(
     model: nn.Module, members: Members, p: float = 0.2, *, seed: int = 0
-) -> DropoutEnsemble:
+) -> Any:
     """Make MC dropout an ensemble: member m keeps a fixed part of the units.
 
     Parameters
@@ -110,7 +114,8 @@ def dropout(
 
     Returns
     -------
-    DropoutEnsemble
+    Ensemble
+        With `resample(seed)`, which chooses other units.
 
     Raises
     ------
@@ -121,17 +126,17 @@ def dropout(
     ----------
     Gal, Ghahramani, "Dropout as a Bayesian approximation", 2016.
     """
-    ids = check_backbone(model, members)
+    ids = member_range(members)
     within("dropout probability", p, "[0, 1)")
-    network = place_dropout(plain(model), lambda: FixedDropout(p))
+    network = place_dropout(plain(model), lambda: _FixedDropout(p))
     for layer in layers_of(network, nn.TransformerEncoderLayer):
         layer.activation_relu_or_gelu = 0  # the fused form would pass dropout by
     sees = {}
     for name, layer in network.named_modules():
-        if isinstance(layer, FixedDropout):
+        if isinstance(layer, _FixedDropout):
             own = [Own(torch.empty(0), False, kept=False) for _ in ids]
             sees[f"{name}.mask"] = own
-    return DropoutEnsemble(network, ids, sees).resample(seed).eval()
+    return _DropoutEnsemble(network, ids, sees).resample(seed).eval()
 
 
 def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:
@@ -148,8 +153,8 @@ def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:
         Returns a new module of dropout.
     """
     one_network(network, "place_dropout")
-    layers = list(network.named_modules())
-    found = [name for name, part in layers if isinstance(part, DROPOUT)]
+    layers = dict(network.named_modules())
+    found = [name for name, part in layers.items() if isinstance(part, DROPOUT)]
     for name in found:
         put(network, name, make())
     if found:
@@ -157,7 +162,7 @@ def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:
     head = classifier(network)
     if not head:
         return nn.Sequential(make(), network)
-    linear = [name for name, part in layers if type(part) is nn.Linear]
+    linear = [name for name, part in layers.items() if type(part) is nn.Linear]
     for name in linear[1:] or [head]:
-        put(network, name, nn.Sequential(make(), network.get_submodule(name)))
+        put(network, name, nn.Sequential(make(), layers[name]))
     return network

@@ -1,36 +1,14 @@
 """FiLM-Ensemble: every member scales and shifts normalised features in its own way."""
 
-from typing import Any
-
-import torch
 from torch import nn
 
 from uqlab.core.checks import Target, within
-from uqlab.ensembles.base import Ensemble, Members
-from uqlab.ensembles.functional import Own
+from uqlab.ensembles.base import Ensemble, Members, Own, recorded
 from uqlab.ensembles.implicit import (
     Classifiers,
-    Site,
     implicit,
-    normal,
     own_statistics,
-    put,
 )
-from uqlab.ensembles.recipes import recorded
-
-
-class _Shifted(nn.Module):
-    """A normalisation without a bias, such as RMSNorm, and a shift."""
-
-    def __init__(self, norm: Any):
-        super().__init__()
-        self.norm, self.weight = norm, norm.weight
-        zeros = torch.zeros_like(norm.weight)
-        self.bias = nn.Parameter(zeros, norm.weight.requires_grad)
-
-    def forward(self, x):
-        """Normalise and shift."""
-        return self.norm(x) + self.bias
 
 
 @recorded
@@ -74,9 +52,10 @@ def film(
 
     Notes
     -----
-    A BatchNorm has running statistics of the member's own, in training the statistics
-    of the member's own batch. On transformers the authors found the method weak
-    (Muhlematter et al. 2024, appendix V).
+    A norm without a bias, such as RMSNorm, is scaled and not shifted. A BatchNorm has
+    running statistics of the member's own, in training the statistics of the member's
+    own batch. On transformers the authors found the method weak (Muhlematter et al.
+    2024, appendix V).
 
     References
     ----------
@@ -87,8 +66,10 @@ def film(
 
     def make(site, generator):
         sees = {}
-        for name, p in (("weight", site.weight), ("bias", site.bias)):
-            noise = normal(p, p.shape, std, generator).to(p)
+        for name, p in site.module.named_parameters(recurse=False):
+            if name not in ("weight", "bias"):
+                continue
+            noise = site.normal(p.shape, std, generator).to(p)
             sees[name] = Own(p.detach() + noise)
         statistics = own_statistics(site.module, 1)
         return sees | {name: own for name, [own] in statistics.items()}
@@ -101,23 +82,10 @@ def film(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        find=_norms,
+        kind=_is_norm,
         called="normalisation",
         train_backbone=train_backbone,
     )
-
-
-def _norms(network):
-    """Find a network's norms; one without a bias is given one, in place."""
-    places = []
-    for name, module in list(network.named_modules()):
-        if not name or not _is_norm(module):
-            continue
-        if getattr(module, "bias", None) is None:
-            module = _Shifted(module).train(module.training)
-            put(network, name, module)
-        places.append(Site(name, "weight", module))
-    return places
 
 
 def _is_norm(module):

@@ -1,42 +1,41 @@
-"""Ensembles on disk: a folder of tensors and a description, which runs no code."""
+"""Ensembles on disk: a folder of tensors and a description, which runs no code.
 
-import functools
+Members of a LoRA-Ensemble can also be written as adapters that PEFT reads.
+"""
+
 import importlib
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from uqlab import __version__, models
 from uqlab.core.checks import one_of
-from uqlab.core.files import StrPath, existing, fingerprint, read_json, write
+from uqlab.core.files import StrPath, existing, fingerprint, read_json, write, writing
 from uqlab.core.modules import load_tensors, save_tensors
-from uqlab.ensembles.base import Ensemble, SeparateEnsemble
-from uqlab.ensembles.deep import plain_tensors
-from uqlab.ensembles.functional import GENERATOR, tensor_of
-from uqlab.ensembles.laplace import copies, own_classifiers
-from uqlab.ensembles.recipes import METHODS
+from uqlab.ensembles.base import (
+    GENERATOR,
+    METHODS,
+    Ensemble,
+    SeparateEnsemble,
+)
+from uqlab.ensembles.lora import LowRank
 
 TENSORS, ABOUT = "ensemble.safetensors", "uqlab.json"
 BACKBONES = "embedded", "from_pretrained", "pretrained"  # of `models`
 ROOMS = "extraction", "heads"  # which add methods once they are imported
 
 
-def _linearised(backbone, members, lora):
-    settings = {name: value for name, value in lora.items() if name != "method"}
-    one = METHODS["lora"](backbone, 1, **settings)
-    return copies(one, members, linearised=True)
-
-
-METHODS |= {"laplace_lora": _linearised, "laplace": own_classifiers}
-
-
 def save(ensemble: Ensemble, folder: StrPath) -> None:
     """Write a folder, as `Ensemble.save_pretrained` says."""
-    if isinstance(ensemble, SeparateEnsemble) and plain_tensors(ensemble.network):
+    if isinstance(ensemble, SeparateEnsemble) and ensemble.plain_tensors(
+        ensemble.network
+    ):
         raise ValueError(
             "members hold tensors as plain attributes, which a folder does not hold: "
             "make them buffers or parameters"
@@ -68,13 +67,15 @@ def _parts(ensemble):
     frozen, unread = set(), set()
     for part in ensemble.modules():
         if isinstance(part, Ensemble):
-            of = functools.partial(tensor_of, part.network)
-            frozen |= {id(t) for t in map(of, part.borrowed) if not t.requires_grad}
-            unread |= set(map(id, map(of, part.replaced)))
+            state = part.network.state_dict(keep_vars=True)
+            borrowed = [state[name] for name in part.borrowed]
+            frozen |= {id(t) for t in borrowed if not t.requires_grad}
+            unread |= {id(state.get(name)) for name in part.replaced}
     names = {}
     for name, t in ensemble.state_dict(keep_vars=True).items():
-        names.setdefault(id(t), (t, []))[1].append(name)
-    written = [each for i, each in names.items() if i not in unread | frozen]
+        if id(t) not in unread:
+            names.setdefault(id(t), (t, []))[1].append(name)
+    written = [each for i, each in names.items() if i not in frozen]
     common = {each[0]: t for i, (t, each) in names.items() if i in frozen}
     return written, fingerprint(common) if common else ""
 
@@ -176,3 +177,85 @@ def _fill(ensemble, tensors, digest, names, trained, types):
     ensemble.load_state_dict(state, assign=True)
     for name, p in ensemble.named_parameters():
         p.requires_grad_(name in trained)
+
+
+def to_peft(ensemble: Ensemble, m: int, folder: StrPath) -> None:
+    """Write one member of a LoRA-Ensemble as an adapter of PEFT.
+
+    `peft.PeftModel.from_pretrained(backbone, folder)` is that member then, on the
+    backbone that the ensemble was made of. The folder gets "adapter_config.json" and
+    "adapter_model.safetensors", with the member's classifier.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+        What `lora` made, or `laplace_lora` with linearised=False.
+    m : int
+        The member, counted from 0.
+    folder : str or path
+        Made if it is not there.
+
+    Raises
+    ------
+    ValueError
+        For other ensembles, a trained backbone, and weights of other modules than
+        linear layers.
+    IndexError
+        For a member that is not there.
+    """
+    recipe = getattr(ensemble, "recipe", {})
+    if recipe.get("method") != "lora" or recipe["train_backbone"]:
+        raise ValueError(
+            "to_peft takes a LoRA-Ensemble whose backbone is frozen, got "
+            f"{recipe or type(ensemble)}"
+        )
+    network = ensemble.member(m)
+    head = models.classifier(network, recipe["classifier"])
+    ends = [name for name, _ in network.named_modules() if name.endswith(head)]
+    if ends != [head]:
+        raise ValueError(
+            f"PEFT takes {', '.join(ends)} for the classifier {head!r}: give it a name "
+            "that no other module ends with"
+        )
+    tensors, ranks = _adapter(ensemble, m, network, head)
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": getattr(network, "name", None),
+        "target_modules": "|".join(ranks),
+        "modules_to_save": [head],
+        "rank_pattern": ranks,
+        "alpha_pattern": {name: recipe["scale"] * rank for name, rank in ranks.items()},
+    }
+    with writing(Path(folder, "adapter_model.safetensors")) as temporary:
+        save_file(tensors, temporary, {"format": "pt"})
+    write(Path(folder, "adapter_config.json"), json.dumps(config, indent=2) + "\n")
+
+
+def _adapter(ensemble, m, network, head):
+    """Return what PEFT's file holds, and the layers' ranks."""
+    classifier = network.get_submodule(head).state_dict()
+    tensors, ranks = {f"{head}.{name}": t for name, t in classifier.items()}, {}
+    for name, part in ensemble.seen.items():
+        if not isinstance(part.kind, LowRank):
+            continue
+        _check_layer(network, name)
+        place = name.removesuffix(".weight")
+        for key, t in part.stacked().items():
+            tensors[f"{place}.{key}.weight"] = t[m].detach()
+        ranks[re.escape(place)] = part.kind.lora_A.shape[1]
+    whole = {f"base_model.model.{k}": t.cpu() for k, t in tensors.items()}
+    return {name: t.contiguous() for name, t in whole.items()}, ranks
+
+
+def _check_layer(network, name):
+    """Raise ValueError for a weight that PEFT cannot replace."""
+    place, _, last = name.rpartition(".")
+    layer = network.get_submodule(place)
+    # torch's encoder reads the weights of its layers and does not call them.
+    parent = network.get_submodule(place.rpartition(".")[0])
+    read = isinstance(parent, nn.TransformerEncoderLayer)
+    if type(layer) is not nn.Linear or last != "weight" or read:
+        raise ValueError(
+            f"PEFT cannot take {name!r} of {type(layer).__name__}, only linear "
+            "layers that are called: make the LoRA-Ensemble with another target"
+        )

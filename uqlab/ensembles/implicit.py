@@ -14,31 +14,29 @@ matrix of its patches.
 """
 
 import copy
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import nn
+from torch.nn.utils import parametrize, skip_init
 
 from uqlab import models
 from uqlab.core.checks import Target, one_network, one_of, pattern_of
 from uqlab.core.modules import frozen
-from uqlab.ensembles.base import Ensemble, Members, member_generators, member_range
-from uqlab.ensembles.functional import Own, unwrapped
+from uqlab.ensembles.base import Ensemble, Members, Own, member_generators, member_range
 
 Classifiers = Literal["independent", "shared"]
 # What one member sees: of the site's weight, or of several tensors of its module.
-Make = Callable[["Site", torch.Generator], nn.Module | Mapping[str, nn.Module]]
+Make = Callable[["_Site", torch.Generator], nn.Module | Mapping[str, nn.Module]]
 Sees = dict[str, list[nn.Module]]  # tensor's name -> one module a member
 # Modules that multiply by their own weights, or by those of modules inside them.
 UNITS = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
 
-class Site(NamedTuple):
+class _Site(NamedTuple):
     """A weight of a network that may be the members' own."""
 
     holder: str  # the name of the module that it is computed by
@@ -46,48 +44,58 @@ class Site(NamedTuple):
     module: Any
 
     @property
-    def name(self) -> str:
+    def name(self):
         """The weight's name, as targets see it."""
         return self.of(self.parameter).removesuffix(".weight")
 
-    def of(self, name: str) -> str:
+    def of(self, name):
         """Return the full name of another tensor of the module."""
         return ".".join(filter(None, (self.holder, name)))
 
     @property
-    def weight(self) -> nn.Parameter:
+    def weight(self):
         """The weight."""
         return self.module.get_parameter(self.parameter)
 
     @property
-    def bias_name(self) -> str:
+    def bias_name(self):
         """The name of the bias that belongs to the weight."""
         before, _, last = self.parameter.rpartition("weight")
         return f"{before}bias{last}"
 
     @property
-    def bias(self) -> nn.Parameter | None:
+    def bias(self):
         """The bias that belongs to the weight."""
         return dict(self.module.named_parameters()).get(self.bias_name)
 
+    def normal(self, shape, std, generator):
+        """Draw Normal numbers of one member, on the device of the weight.
+
+        In half precision a small update would be lost to rounding: members hold
+        float32.
+        """
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        drawn = torch.randn(shape, generator=generator)
+        return std * drawn.to(self.weight.device, dtype)
+
     @property
-    def attention(self) -> bool:
+    def attention(self):
         """Whether this is a projection of attention, by its name."""
         return re.search(models.ATTENTION, self.name) is not None
 
     @property
-    def usual(self) -> bool:
+    def usual(self):
         """Whether the weight is taken without being named."""
         return self.parameter == "weight" or isinstance(self.module, UNITS)
 
 
-def sites(network: nn.Module) -> list[Site]:
+def sites(network):
     """Find the weights of a network that multiply its features, in order.
 
     Weights of linear layers, convolutions, attention and recurrent layers; of any other
     module but embeddings that holds a matrix `weight`; and matrices of other names.
     """
-    weights: dict[nn.Parameter, Site] = {}  # a tied weight once, by its first name
+    weights: dict[nn.Parameter, _Site] = {}  # a tied weight once, by its first name
     units = ()  # prefixes of names inside units
     for name, module in network.named_modules():
         embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
@@ -100,7 +108,7 @@ def sites(network: nn.Module) -> list[Site]:
             matrix = p.ndim == 2 and ("weight" in key or not unit)
             kernel = p.ndim > 2 and key == "weight"
             if p.numel() and (matrix or kernel):  # 0 where heads were cut out
-                weights.setdefault(p, Site(name, key, module))
+                weights.setdefault(p, _Site(name, key, module))
     return list(weights.values())
 
 
@@ -110,10 +118,11 @@ def weights_of(network: nn.Module) -> dict[str, str]:
     return {site.name: site.of(site.parameter) for site in usual}
 
 
-def check_backbone(backbone: nn.Module, members: Members) -> range:
-    """Return the members' numbers; raise TypeError unless `backbone` is a network."""
-    one_network(backbone, "an implicit ensemble")
-    return member_range(members)
+def unwrapped(network):
+    """Return the network inside torch.compile's and DataParallel's wrappers."""
+    network = getattr(network, "_orig_mod", network)
+    parallel = nn.DataParallel | nn.parallel.DistributedDataParallel
+    return network.module if isinstance(network, parallel) else network
 
 
 def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
@@ -130,6 +139,7 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     trained : bool
         Whether the copy has its own weights, which are trained.
     """
+    one_network(backbone, "an ensemble of one network")
     backbone = unwrapped(backbone)
     network: Any = copy.deepcopy(backbone) if trained else frozen(backbone)
     for module in network.modules():
@@ -138,29 +148,19 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     network.requires_grad_(trained)
     for name, module in list(network.named_modules()):
         if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
-            linear = plain_linear(module.weight.detach().T, module.bias.detach())
-            linear.requires_grad_(trained).train(module.training)
+            linear = skip_init(nn.Linear, *module.weight.shape).train(module.training)
+            linear.weight = nn.Parameter(module.weight.detach().T, trained)
+            linear.bias = nn.Parameter(module.bias.detach(), trained)
             put(network, name, linear)
     return network
 
 
-def put(network: Any, name: str, module: nn.Module) -> None:
+def put(network, name, module):
     """Replace a module, in place, under every name that it has in the network."""
     before = network.get_submodule(name)
     for other, part in list(network.named_modules(remove_duplicate=False)):
         if part is before:
             network.set_submodule(other, module)
-
-
-def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return the nn.Linear that holds a weight [out, in] and a bias [out]."""
-    # On "meta" nothing is initialised; a layer without features would be warned of.
-    layer = nn.Linear(1, 1, bias is not None, device="meta")
-    layer.out_features, layer.in_features = weight.shape
-    layer.weight = nn.Parameter(weight)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias)
-    return layer
 
 
 def _build(module):
@@ -177,9 +177,7 @@ def _build(module):
         module.register_parameter(name, nn.Parameter(value))
 
 
-def choose(
-    candidates: Sequence[Site], target: Target | None, everywhere: bool = False
-) -> list[Site]:
+def _choose(candidates, target, everywhere=False):
     """Return the weights that a target names; ValueError if there are none.
 
     Without a target they are the attention's or, `everywhere` or in a network without
@@ -191,9 +189,8 @@ def choose(
     else:
         chosen = [site for site in candidates if site.usual]
         if any(site.attention for site in candidates):
-            matrix = [everywhere and site.weight.ndim == 2 for site in chosen]
-            pairs = zip(chosen, matrix, strict=True)
-            chosen = [site for site, taken in pairs if taken or site.attention]
+            taken = (everywhere and s.weight.ndim == 2 for s in chosen)
+            chosen = [s for s, t in zip(chosen, taken, strict=True) if t or s.attention]
     if not chosen:
         names = ", ".join(site.name for site in candidates) or "none"
         raise ValueError(
@@ -212,7 +209,7 @@ def implicit(
     classifiers: Classifiers = "independent",
     classifier: str | None = None,
     seed: int = 0,
-    find: Callable[[nn.Module], list[Site]] = sites,
+    kind: Callable[[nn.Module], bool] | None = None,
     everywhere: bool = False,
     called: str = "linear layer or convolution",
     classifier_std: float | None = None,
@@ -228,8 +225,9 @@ def implicit(
         (site, generator) -> a module for one member: `module(w)` is what it sees of the
         weight w, `site.weight`. Or such modules for several tensors of `site.module`,
         by their names in it. The generator is the member's.
-    find : callable
-        network -> the sites among which the target chooses.
+    kind : callable, optional
+        module -> whether its weight is among those that the target chooses from. None
+        for weights that multiply features.
     everywhere : bool
         Whether, without a target, all matrices are taken and not those of the
         attention alone.
@@ -260,13 +258,13 @@ def implicit(
     >>> made(torch.rand(7, 4)).shape
     torch.Size([5, 7, 3])
     """
-    ids = check_backbone(backbone, members)
+    ids = member_range(members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
     head = models.classifier(network, classifier)
-    candidates = _candidates(network, find, head, called)
+    candidates = _candidates(network, kind, head, called)
     generators = member_generators(seed, ids, "adapter")
-    sees = _seen(choose(candidates, target, everywhere), make, generators)
+    sees = _seen(_choose(candidates, target, everywhere), make, generators)
     # A separate module, also where its weight is tied to another's.
     last = network.get_submodule(head)
     if classifiers == "independent":
@@ -276,13 +274,17 @@ def implicit(
         put(network, head, copy.deepcopy(last).requires_grad_())
     if train_backbone:
         sees = own_statistics(network, len(ids)) | sees
-    how = {"target": target, "classifier": classifier, "seed": seed}
-    return Ensemble(network, ids, sees).with_recipe({"method": "own"} | how)
+    ensemble = Ensemble(network, ids, sees)
+    return ensemble.with_recipe({"method": "own", "classifier": classifier})
 
 
-def _candidates(network, find, head, called):
+def _candidates(network, kind, head, called):
     """Return the weights before the classifier; ValueError if there are none."""
-    found = [site for site in find(network) if head and site.holder != head]
+    found = sites(network)
+    if kind is not None:
+        named = network.named_modules()
+        found = [_Site(name, "weight", m) for name, m in named if name and kind(m)]
+    found = [site for site in found if head and site.holder != head]
     if not found:
         raise ValueError(
             f"{type(network).__name__} has no {called} before its classifier "
@@ -303,20 +305,7 @@ def _seen(chosen, make, generators):
     return sees
 
 
-def normal(like: Tensor, shape: Sequence[int], std: float, generator) -> Tensor:
-    """Draw Normal numbers of one member, on the device of a weight."""
-    return std * torch.randn(shape, generator=generator).to(held_like(like))
-
-
-def held_like(w: Tensor) -> Tensor:
-    """Return an empty tensor of the device and type that members hold for a weight.
-
-    In half precision a small update would be lost to rounding: members hold float32.
-    """
-    return w.new_empty(0, dtype=torch.promote_types(w.dtype, torch.float32))
-
-
-def own_statistics(module: nn.Module, members: int) -> Sees:
+def own_statistics(module, members):
     """Return the running statistics of norms, once for every member."""
     return {
         name: [Own(buffer.clone(), trained=False) for _ in range(members)]
@@ -325,23 +314,24 @@ def own_statistics(module: nn.Module, members: int) -> Sees:
     }
 
 
-def fresh_classifiers(
-    network: nn.Module, head: str, std: float | None, generators: list[torch.Generator]
-) -> Sees:
+def fresh_classifiers(network, head, std, generators):
     """Return a fresh classifier for every member.
 
     Its weights are Normal and its bias zero or, if `std` is None, both are torch's
     uniform default.
     """
     last = network.get_submodule(head)
-    bound = 1 / math.sqrt(last.get_parameter("weight").shape[1])
-
-    def drawn(p, generator):
-        if std is None:
-            return torch.empty(p.shape).uniform_(-bound, bound, generator=generator)
-        return (p.ndim > 1) * std * torch.randn(p.shape, generator=generator)
-
-    sees = {}
+    bound = last.get_parameter("weight").shape[1] ** -0.5
+    sees: Sees = {}
     for name, p in last.named_parameters():
-        sees[f"{head}.{name}"] = [Own(drawn(p, g).to(p)) for g in generators]
+        for generator in generators:
+            if std is None:
+                drawn = torch.empty(p.shape).uniform_(
+                    -bound, bound, generator=generator
+                )
+            elif p.ndim > 1:
+                drawn = std * torch.randn(p.shape, generator=generator)
+            else:
+                drawn = torch.zeros(p.shape)
+            sees.setdefault(f"{head}.{name}", []).append(Own(drawn.to(p)))
     return sees

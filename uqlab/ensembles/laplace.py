@@ -3,7 +3,6 @@
 import copy
 import functools
 import warnings
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from uqlab.core.checks import (
     positive,
 )
 from uqlab.core.modules import (
-    Inputs,
     batches,
     call,
     classifier_of,
@@ -29,12 +27,18 @@ from uqlab.core.modules import (
     logits_of,
     trainable,
 )
-from uqlab.ensembles.base import Ensemble, Members, member_generators, member_range
-from uqlab.ensembles.functional import PLAIN_ATTENTION, Own
-from uqlab.ensembles.implicit import check_backbone, plain
+from uqlab.ensembles.base import (
+    METHODS,
+    PLAIN_ATTENTION,
+    Ensemble,
+    Members,
+    Own,
+    member_generators,
+    member_range,
+)
+from uqlab.ensembles.implicit import plain
 from uqlab.ensembles.lora import LowRank
 
-Outputs = Literal["classes", "binary", "multilabel", "gaussian"] | None
 VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)  # tried for the prior
 WHOLE = 2000  # classes, of which a curvature is kept whole
 
@@ -50,24 +54,23 @@ class Curvature(NamedTuple):
     outputs: Tensor
     inputs: Tensor
 
-    def spectrum(self) -> tuple[Tensor, Any, Any]:
+    def spectrum(self) -> tuple[Tensor, Any, Tensor]:
         """Return the eigenvalues [out, in] and both's vectors; a diagonal has None."""
-        (large, u), (small, v) = (
-            torch.linalg.eigh(m) if m.ndim == 2 else (m, None) for m in self
-        )
+        small, v = torch.linalg.eigh(self.inputs)
+        large, u = self.outputs, None
+        if large.ndim == 2:
+            large, u = torch.linalg.eigh(large)
         return torch.outer(large.clamp(min=0), small.clamp(min=0)), u, v
 
     def draw(self, prior_precision: float, generator: torch.Generator) -> Tensor:
-        """Draw a weight [out, in]: `draws` with one generator."""
+        """Draw a weight [out, in].
+
+        It is Normal(0, (outputs (x) inputs + prior_precision I)^-1).
+        """
         return self.draws(prior_precision, [generator])[0]
 
-    def draws(
-        self, prior_precision: float, generators: Sequence[torch.Generator]
-    ) -> Tensor:
-        """Draw weights [generators, out, in] around zero.
-
-        They are Normal(0, (outputs (x) inputs + prior_precision I)^-1).
-        """
+    def draws(self, prior_precision, generators) -> Tensor:
+        """Draw weights [generators, out, in]: `draw` with each of the generators."""
         eigenvalues, u, v = self.spectrum()
         deviation = (eigenvalues + prior_precision).rsqrt()
         like = deviation.cpu()
@@ -172,7 +175,7 @@ def laplace_lora(
     positive("prior_variance", prior_variance)
     ids = member_range(members)
     pairs = curvatures(trained, inputs, batch_size)
-    ensemble = copies(trained, ids, linearised)
+    ensemble = _copies(trained, ids, linearised)
     for number, (name, pair) in enumerate(pairs.items()):
         generators = member_generators(seed, ids, "laplace", number)
         low: Any = ensemble.seen[name].kind
@@ -181,17 +184,20 @@ def laplace_lora(
     return ensemble.eval()
 
 
-def copies(trained: Any, ids: range, linearised: bool) -> Any:
+def _copies(trained, ids, linearised):
     """Return an ensemble whose members all start as the one that was trained."""
     center = copy.deepcopy(trained).requires_grad_(False)
-    alike = {name: [part.one(0)] * len(ids) for name, part in trained.seen.items()}
-    kind = _LinearisedEnsemble if linearised else Ensemble
-    made: Any = kind(center.network, ids, alike)
-    made.borrowed = trained.borrowed
-    if not linearised:
-        return made.with_recipe(trained.recipe)
-    made.center = center
-    return made.with_recipe({"method": "laplace_lora", "lora": trained.recipe})
+    pairs = zip(trained.network.modules(), center.network.modules(), strict=True)
+    made = copy.deepcopy(trained, {id(theirs): module for theirs, module in pairs})
+    made.member_ids = ids
+    for part in made.parts:
+        for t in part.stacked().values():
+            t.data = t.data.expand(len(ids), *t.shape[1:]).clone()
+    if linearised:
+        made.__class__ = _LinearisedEnsemble
+        made.center = center
+        made.recipe = {"method": "laplace_lora", "lora": trained.recipe}
+    return made
 
 
 def curvatures(
@@ -202,13 +208,13 @@ def curvatures(
     What enters B is A of what enters the layer, and slopes go back to A through B.
     """
     network = trained.member(0).requires_grad_()
-    low = {n: p.one(0) for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
+    low = {n: p.kind for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
     layers = {n: network.get_submodule(n.rpartition(".")[0]) for n in low}
     look = functools.partial(_seen_and_back, network, layers)
     pairs = {}
     for name, whole in _sums(network, inputs, batch_size, look).items():
         kind = low[name]
-        down, up = (kind.scale * t.data.double() for t in (kind.lora_A, kind.lora_B))
+        down, up = (kind.scale * t.data[0].double() for t in (kind.lora_A, kind.lora_B))
         of_a = Curvature(up.mT @ whole.outputs @ up, whole.inputs)
         pairs[name] = of_a, Curvature(whole.outputs, down @ whole.inputs @ down.mT)
     return pairs
@@ -313,16 +319,9 @@ def _roots(logits):
     return (torch.eye(p.shape[-1]).to(p)[:, None] - p) * p.T.sqrt()[..., None]
 
 
-def own_classifiers(network: nn.Module, members: Members, classifier: str) -> Ensemble:
-    """Give each member a copy of a network's classifier; all else is shared and frozen.
-
-    Raises
-    ------
-    ValueError
-        For a network that is nothing but a classifier.
-    """
-    ids = check_backbone(network, members)
-    network = plain(network)
+def _own_classifiers(network, members, classifier):
+    """Give each member a copy of a network's classifier; all else is frozen."""
+    ids, network = member_range(members), plain(network)
     if not classifier:
         raise ValueError(
             f"{type(network).__name__} has no layer before its classifier to share"
@@ -335,13 +334,21 @@ def own_classifiers(network: nn.Module, members: Members, classifier: str) -> En
     return ensemble.with_recipe({"method": "laplace", "classifier": classifier})
 
 
+def _linearised(backbone, members, lora):
+    settings = {name: value for name, value in lora.items() if name != "method"}
+    return _copies(METHODS["lora"](backbone, 1, **settings), members, linearised=True)
+
+
+METHODS |= {"laplace_lora": _linearised, "laplace": _own_classifiers}
+
+
 def laplace(
     network: nn.Module,
     inputs: InputsLike,
     members: Members,
     *,
     prior_variance: float | None = None,
-    outputs: Outputs = None,
+    outputs: Literal["gaussian"] | None = None,
     noise_variance: float | None = None,
     batch_size: int = 64,
     seed: int = 0,
@@ -363,9 +370,8 @@ def laplace(
         Of each number in the classifier. None for the one with the largest marginal
         likelihood among `VARIANCES`.
     outputs : str, optional
-        What the logits are: "classes" of a softmax, "binary", one of a sigmoid,
-        "multilabel", several of sigmoids, or "gaussian", means. None: one is binary,
-        several are classes.
+        "gaussian" where the network's outputs are means. None for logits: one alone is
+        of a sigmoid, several are of a softmax.
     noise_variance : float, optional
         Of "gaussian" targets around the means, in their unit squared.
     batch_size : int
@@ -405,15 +411,16 @@ def laplace(
     >>> laplace(network, torch.rand(20, 4), 5)(torch.rand(7, 4)).shape
     torch.Size([5, 7, 3])
     """
+    _check_outputs(outputs, noise_variance)
     x = as_inputs(inputs)
     name = classifier_of(network, x)
-    ensemble = own_classifiers(network, members, name)
-    own = sorted(trainable(ensemble), key=lambda p: -p.ndim)
+    ensemble = _own_classifiers(network, members, name)
+    own = sorted(trainable(ensemble), key=lambda p: -p.ndim)  # weight, perhaps bias
     parts = [p.data if p.ndim == 3 else p.data[..., None] for p in own]
     mean = torch.cat([p[0] for p in parts], 1).double()
-    found = curvature(network, name, x, batch_size, outputs, noise_variance)
+    found = _of_classifier(network, name, x, batch_size, noise_variance)
     if prior_variance is None:
-        prior_variance = likeliest(mean, found)
+        prior_variance = _likeliest(mean, found)
     positive("prior_variance", prior_variance)
     generators = member_generators(seed, ensemble.member_ids, "laplace")
     drawn = mean + found.draws(1 / prior_variance, generators)
@@ -423,18 +430,19 @@ def laplace(
     return ensemble.eval()
 
 
-def curvature(
-    network: nn.Module,
-    classifier: str,
-    inputs: Inputs,
-    batch_size: int = 64,
-    outputs: Outputs = None,
-    noise_variance: float | None = None,
-) -> Curvature:
+def _check_outputs(outputs, noise_variance):
+    """Raise ValueError unless a noise variance stands beside means alone."""
+    one_of("outputs", outputs, (None, "gaussian"))
+    if outputs:
+        positive("noise_variance", noise_variance)
+    elif noise_variance is not None:
+        raise ValueError('noise_variance goes with outputs="gaussian" alone')
+
+
+def _of_classifier(network, classifier, inputs, batch_size, noise_variance):
     """Return the curvature of a classifier's weight and bias, side by side."""
-    layer: Any = network.get_submodule(classifier)
-    ones = int(layer.bias is not None)
-    if layer.out_features > WHOLE and outputs in (None, "classes"):
+    layer = network.get_submodule(classifier)
+    if layer.out_features > WHOLE and noise_variance is None:
         said = f"more than {WHOLE:,} classes: the output factor of laplace is diagonal"
         warnings.warn(said, stacklevel=3)
 
@@ -442,30 +450,24 @@ def curvature(
     def look(batch):
         z = logits_of(call(network, batch)).double()
         h = given_for_logits(network, {classifier: layer}, batch)[classifier]
-        by_logits = _by_logits(z, outputs, noise_variance)
-        return [(classifier, F.pad(h, (0, ones), value=1.0), by_logits)]
+        if layer.bias is not None:
+            h = F.pad(h, (0, 1), value=1.0)
+        return [(classifier, h, _by_logits(z, noise_variance))]
 
     return _sums(network, inputs, batch_size, look)[classifier]
 
 
-def _by_logits(z, outputs, noise_variance):
+def _by_logits(z, noise_variance):
     """Return the curvature by logits, or its diagonal, summed over the samples."""
-    one_of("outputs", outputs, (None, "classes", "binary", "multilabel", "gaussian"))
-    if outputs == "gaussian":
-        positive("noise_variance", noise_variance)
-        return torch.full_like(z, 1 / noise_variance).sum(0)
     if noise_variance is not None:
-        raise ValueError('noise_variance goes with outputs="gaussian" alone')
-    if z.shape[1] > 1 and outputs in (None, "classes"):
-        p = z.softmax(-1)
-        if z.shape[1] <= WHOLE:
-            return p.sum(0).diag() - p.mT @ p
-    else:
-        p = z.sigmoid()
+        return torch.full_like(z, 1 / noise_variance).sum(0)
+    p = z.sigmoid() if z.shape[1] == 1 else z.softmax(-1)
+    if 1 < z.shape[1] <= WHOLE:
+        return p.sum(0).diag() - p.mT @ p
     return (p * (1 - p)).sum(0)
 
 
-def likeliest(mean: Tensor, found: Curvature) -> float:
+def _likeliest(mean, found):
     """Return the prior variance v among VARIANCES with the largest evidence.
 
     It is -(|mean|^2 / v + log det(I + v H)) / 2 by a Laplace approximation, up to a

@@ -5,9 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import Target, at_least, within
-from uqlab.ensembles.base import Ensemble, Members
-from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
-from uqlab.ensembles.recipes import recorded
+from uqlab.ensembles.base import Ensemble, Members, recorded
+from uqlab.ensembles.implicit import Classifiers, implicit
 
 
 class LowRank(nn.Module):
@@ -25,30 +24,12 @@ class LowRank(nn.Module):
 
     def forward(self, w):
         """Return the sum, computed in the precision of A and B."""
-        return (w + self.update().view(w.shape)).to(w.dtype)
-
-    def update(self):
-        """Return what is added to W, as a matrix [out, in]."""
-        return self.scale * self.lora_B @ self.lora_A
+        return (w + (self.scale * self.lora_B @ self.lora_A).view(w.shape)).to(w.dtype)
 
     def product(self, x, w, bias):
         """Multiply x by W, by A and by B, without building the sum."""
         low = F.linear(F.linear(x.to(self.lora_A.dtype), self.lora_A), self.lora_B)
         return F.linear(x, w, bias) + (self.scale * low).to(x.dtype)
-
-
-def _init_lora(w, rank, gain, generator):
-    """Return A, xavier-uniform, and B, zero: members begin as the frozen layer."""
-    kernel = torch.empty(rank, *w.shape[1:])
-    nn.init.xavier_uniform_(kernel, gain, generator)
-    like = held_like(w)
-    return kernel.flatten(1).to(like), like.new_zeros(len(w), rank)
-
-
-def init_normal(w: Tensor, rank: int, std: float, generator) -> tuple[Tensor, Tensor]:
-    """Return A and B, both Normal with deviation `std`."""
-    up = normal(w, (len(w), rank), std, generator)
-    return normal(w, (rank, w[0].numel()), std, generator), up
 
 
 @recorded
@@ -133,11 +114,16 @@ def lora(
     within("scale", scale, "(-inf, inf)")
 
     def make(site, generator):
-        w = site.weight
+        w = site.weight.detach()
         size = min(rank, *w.flatten(1).shape)
-        if std is None:
-            return LowRank(*_init_lora(w, size, gain, generator), scale)
-        return LowRank(*init_normal(w, size, std, generator), scale)
+        if std is not None:
+            up = site.normal((len(w), size), std, generator)
+            return LowRank(site.normal((size, w[0].numel()), std, generator), up, scale)
+        down = torch.empty(size, *w.shape[1:])
+        nn.init.xavier_uniform_(down, gain, generator)
+        like = torch.promote_types(w.dtype, torch.float32)
+        up = w.new_zeros(len(w), size, dtype=like)
+        return LowRank(down.flatten(1).to(up), up, scale)
 
     return implicit(
         backbone,

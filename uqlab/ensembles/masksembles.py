@@ -1,27 +1,32 @@
 """Masksembles: every member sees its own fixed part of the features."""
 
+import re
+
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import Target, at_least, within
-from uqlab.ensembles.base import Ensemble, Members, member_generators
+from uqlab.core.checks import Target, at_least, pattern_of, within
+from uqlab.ensembles.base import (
+    Ensemble,
+    Members,
+    member_generators,
+    member_range,
+    recorded,
+)
 from uqlab.ensembles.batch_ensemble import Scaled
 from uqlab.ensembles.implicit import (
-    check_backbone,
-    choose,
     own_statistics,
     plain,
     sites,
 )
-from uqlab.ensembles.recipes import recorded
 
 
-class MaskedInputs(Scaled):
+class _MaskedInputs(Scaled):
     """W diag(z), what one member sees of W: the features of its mask z [in] alone."""
 
     mask: Tensor
 
-    def __init__(self, mask: Tensor, groups: int = 1):
+    def __init__(self, mask, groups):
         super().__init__(None, None, groups)
         self.register_buffer("mask", mask)
 
@@ -79,16 +84,16 @@ def masksembles(
     ----------
     Durasov, Bagautdinov, Baque, Fua, "Masksembles for uncertainty estimation", 2021.
     """
-    ids = check_backbone(backbone, members)
+    ids = member_range(members)
     within("scale", scale, "[1, inf)")
     whole = at_least("total_members", total_members or max(ids) + 1, max(ids) + 1)
     network = plain(backbone, trained=True)
-    sees = own_statistics(network, len(ids))
+    sees: dict = own_statistics(network, len(ids))
     for number, site in enumerate(_masked(network, target)):
         groups = getattr(site.module, "groups", 1)
-        drawn = masks(site.weight.shape[1] * groups, scale, whole, seed, number)
+        drawn = _masks(site.weight.shape[1] * groups, scale, whole, seed, number)
         own = drawn[list(ids)].to(site.weight)
-        sees[site.of(site.parameter)] = [MaskedInputs(mask, groups) for mask in own]
+        sees[site.of(site.parameter)] = [_MaskedInputs(mask, groups) for mask in own]
     return Ensemble(network, ids, sees)
 
 
@@ -96,34 +101,27 @@ def _masked(network, target):
     """Return the layers whose inputs are masked, or raise ValueError."""
     usual = [site for site in sites(network) if site.usual]
     products = [site for site in usual if site.parameter == "weight" and site.holder]
-    if target is not None:
-        return choose(products, target)
     masked = [site for site in products if site.holder != usual[0].holder]
-    if any(site.attention for site in usual):
+    if target is not None:
+        pattern = pattern_of(target)
+        masked = [site for site in products if re.search(pattern, site.name)]
+    elif any(site.attention for site in usual):
         inside = [s for s in masked[:-1] if s.weight.ndim == 2 and not s.attention]
         narrowing = [s for s in inside if s.weight.shape[1] > s.weight.shape[0]]
         masked = narrowing or inside or masked
     if not masked:
         raise ValueError(
             "masksembles masks what layers see after an activation, and "
-            f"{type(network).__name__} has no such layer"
+            f"{type(network).__name__} has no such layer, target {target!r}"
         )
     return masked
 
 
-def masks(
-    features: int, scale: float, members: int, seed: int = 0, number: int = 0
-) -> Tensor:
+def _masks(features, scale, members, seed, number):
     """Draw the masks [members, features] of one layer, as Durasov et al. do.
 
     Each member chooses the same number of `scale` times as many places, and places that
     nobody chose are left out. It is drawn anew until `features` places remain.
-
-    Examples
-    --------
-    >>> drawn = masks(64, 2.0, 3)
-    >>> int(drawn[0].sum()), bool((drawn.sum(0) > 0).all())
-    (37, True)
     """
     share = 1 / (scale * (1 - (1 - 1 / scale) ** members))
     wanted = max(1, round(features * share))

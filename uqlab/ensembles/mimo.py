@@ -1,6 +1,7 @@
 """MIMO: one network that takes an input for each member, and answers for each."""
 
 import contextlib
+import copy
 from typing import Any
 
 import torch
@@ -14,29 +15,24 @@ from uqlab.ensembles.base import (
     Members,
     OneNetwork,
     member_generators,
+    member_range,
+    recorded,
 )
-from uqlab.ensembles.functional import alone, frozen_copy
-from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
+from uqlab.ensembles.implicit import fresh_classifiers, plain
 from uqlab.ensembles.packed import PRODUCTS
-from uqlab.ensembles.recipes import recorded
 
 
-class MIMOEnsemble(OneNetwork):
+class _MIMOEnsemble(OneNetwork):
     """A network whose first layer sees the inputs of all members side by side.
 
     Its classifier gives the classes of all members. first, head: the names of the two
     layers, of which each member has a part; all else is shared.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        member_ids: range,
-        first: str,
-        head: str,
-        rho: float,
-        repeats: int,
-    ):
+    _swaps = True  # by hooks
+    network: Any
+
+    def __init__(self, network, member_ids, first, head, rho, repeats):
         super().__init__(network, member_ids)
         self.first, self.head = first, head
         self.rho, self.repeats = rho, repeats
@@ -55,10 +51,10 @@ class MIMOEnsemble(OneNetwork):
 
         first = self.network.get_submodule(self.first)
         try:
-            with alone(self.network), hooked([first.register_forward_pre_hook(gather)]):
-                for m in range(self.members):
+            with hooked([first.register_forward_pre_hook(gather)]):
+                for each_x in x:
                     with contextlib.suppress(_Seen):
-                        logits = logits_of(self.network(x[m]))
+                        logits = logits_of(self.network(each_x))
         except RuntimeError:
             if seen:
                 raise
@@ -85,7 +81,7 @@ class MIMOEnsemble(OneNetwork):
 
         The first layer's weights add up.
         """
-        network = frozen_copy(self.network)
+        network = copy.deepcopy(self.network)
         w = network.get_submodule(self.first).weight
         w.data = w.data.unflatten(1, (self.members, -1)).sum(1)
         for p in network.get_submodule(self.head).parameters():
@@ -113,7 +109,7 @@ def mimo(
     repeats: int = 4,
     classifier: str | None = None,
     seed: int = 0,
-) -> MIMOEnsemble:
+) -> Any:
     """Make a MIMO network: it takes an input for each member, and answers for each.
 
     Parameters
@@ -135,7 +131,7 @@ def mimo(
 
     Returns
     -------
-    MIMOEnsemble
+    Ensemble
 
     Raises
     ------
@@ -157,7 +153,7 @@ def mimo(
     ----------
     Havasi et al., "Training independent subnetworks for robust prediction", 2021.
     """
-    ids = check_backbone(backbone, members)
+    ids = member_range(members)
     within("rho", rho, "[0, 1]")
     at_least("repeats", repeats)
     if ids.start or ids.step > 1:
@@ -173,7 +169,7 @@ def mimo(
     for name, own in fresh_classifiers(network, head, None, generators).items():
         each = [module.get_parameter("value").data for module in own]
         network.get_parameter(name).data = torch.cat(each)
-    ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
+    ensemble = _MIMOEnsemble(network, ids, begin, head, rho, repeats)
     return ensemble.train(backbone.training)
 
 

@@ -6,10 +6,9 @@ import math
 from torch import nn
 
 from uqlab.core.checks import positive
-from uqlab.ensembles.base import Ensemble, Members
+from uqlab.ensembles.base import Ensemble, Members, member_range, recorded
 from uqlab.ensembles.deep import deep
-from uqlab.ensembles.implicit import check_backbone, plain, put
-from uqlab.ensembles.recipes import recorded
+from uqlab.ensembles.implicit import plain, put
 from uqlab.models import classifier
 
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -69,7 +68,7 @@ def packed(
     ----------
     Laurent et al., "Packed-Ensembles for efficient uncertainty estimation", 2023.
     """
-    ids = check_backbone(backbone, members)
+    ids = member_range(members)
     positive("alpha", alpha)
     whole = total_members or ids[-1] + 1
     ensemble = deep(lambda: _narrow(backbone, alpha / whole, classifier), ids, seed)
