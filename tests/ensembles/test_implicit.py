@@ -81,6 +81,25 @@ def test_singular_value_layers(shape, bias):
     assert ("0.bias" in made.seen) == bias
 
 
+@pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
+def test_the_largest_singular_values_move_alone(share, tmp_path):
+    ensemble, (x, y) = ensembles.singular_value(vit(), 2, share=share), images()
+    training.fit(ensemble, x, y, epochs=3, lr=0.1)
+    for name, layer in owned(ensemble, SingularValues).items():
+        moving = math.ceil(share * len(layer.vh))
+        before = torch.linalg.svdvals(ensemble.network.get_submodule(name).weight)
+        for m in range(2):
+            core = (
+                layer.u.mT @ ensemble.member(m).get_submodule(name).weight @ layer.vh.mT
+            )
+            near(core, torch.diag(core.diagonal()))
+            near(core.diagonal()[moving:], before[moving:])
+            assert not torch.allclose(core.diagonal()[:moving], before[:moving])
+        near(ensemble(x)[0], ensemble.member(0)(x).logits)
+    ensemble.save_pretrained(tmp_path / "some")
+    near(ensembles.from_pretrained(tmp_path / "some", vit())(x), ensemble.eval()(x))
+
+
 def test_a_singular_value_below_zero_stays_dead():
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     ensemble = ensembles.singular_value(network, 1, init_std=0.0, target="0")

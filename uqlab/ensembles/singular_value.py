@@ -1,6 +1,7 @@
 """Singular value ensemble: singular values of each member's own, frozen directions."""
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -14,27 +15,32 @@ from uqlab.ensembles.implicit import Classifiers, implicit
 class SingularValues(nn.Module):
     """U diag(max(s, 0)) V^T, what one member sees of W; U and V are frozen.
 
-    u [out, k] and vh [k, in] are the singular vectors of W as a matrix, s [k] the
-    member's own values.
+    u [out, k] and vh [k, in] are the singular vectors of W as a matrix, s [moving] the
+    largest values, those of the member's own, and rest [k - moving] the others.
     """
 
-    shared = "u", "vh"
+    shared = "u", "vh", "rest"
     u: Tensor
     vh: Tensor
+    rest: Tensor
 
-    def __init__(self, u: Tensor, s: Tensor, vh: Tensor):
+    def __init__(self, u: Tensor, s: Tensor, vh: Tensor, rest: Tensor):
         super().__init__()
         self.s = nn.Parameter(s)
-        self.register_buffer("u", u, persistent=False)
-        self.register_buffer("vh", vh, persistent=False)
+        for name, t in zip(self.shared, (u, vh, rest), strict=True):
+            self.register_buffer(name, t, persistent=False)
+
+    def values(self):
+        """Return all singular values [k]."""
+        return torch.cat([self.s.clamp(min=0), self.rest])
 
     def forward(self, w):
         """Return the product, shaped as W."""
-        return ((self.u * self.s.clamp(min=0)) @ self.vh).view(w.shape).to(w.dtype)
+        return ((self.u * self.values()) @ self.vh).view(w.shape).to(w.dtype)
 
     def product(self, x, w, bias):
         """Multiply x by V^T, by the values and by U, without building the weight."""
-        seen = F.linear(x.to(self.vh.dtype), self.vh) * self.s.clamp(min=0)
+        seen = F.linear(x.to(self.vh.dtype), self.vh) * self.values()
         y = F.linear(seen, self.u).to(x.dtype)
         return y if bias is None else y + bias
 
@@ -46,6 +52,7 @@ def singular_value(
     *,
     target: Target | None = None,
     init_std: float = 0.01,
+    share: float = 1.0,
     classifiers: Classifiers = "independent",
     classifier: str | None = None,
     seed: int = 0,
@@ -64,6 +71,10 @@ def singular_value(
         The members start from s_m = max(S (1 + init_std * noise), 0) and biases
         b + init_std * noise. Their own classifiers start from Normal weights of
         deviation 0.01 and zero biases.
+    share : float
+        Of every matrix's singular values this share, the largest ones, are the
+        members' own, rounded up; the others stay those of the backbone. The paper
+        has 1.
 
     Returns
     -------
@@ -72,7 +83,7 @@ def singular_value(
     Raises
     ------
     ValueError, TypeError
-        For a negative init_std, and as `lora`.
+        For a negative init_std, a share outside (0, 1], and as `lora`.
 
     References
     ----------
@@ -80,6 +91,7 @@ def singular_value(
     ensembles", 2026.
     """
     within("init_std", init_std, "[0, inf)")
+    within("share", share, "(0, 1]")
 
     @functools.cache  # of the network once, whatever the number of members
     def factors(w):
@@ -89,7 +101,8 @@ def singular_value(
     def make(site, generator):
         u, s, vh = factors(site.weight)
         start = s * (1 + site.normal(s.shape, init_std, generator))
-        own = SingularValues(u, start.clamp(min=0), vh)
+        moving = math.ceil(share * len(s))
+        own = SingularValues(u, start[:moving].clamp(min=0), vh, s[moving:])
         if site.bias is None:
             return own
         bias = site.bias.detach()
