@@ -70,7 +70,7 @@ def test_no_comparison_without_a_pair():
         scoreboard.differences(table[:3], "accuracy", "a")
     with pytest.raises(ValueError, match="no column acuracy"):
         scoreboard.differences(table, "acuracy", "a")
-    with pytest.raises(ValueError, match='`baseline` must be "a" or "b"'):
+    with pytest.raises(ValueError, match="`baseline` must be one of 'a', 'b'"):
         scoreboard.differences(table, "accuracy")
 
 

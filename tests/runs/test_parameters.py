@@ -235,7 +235,7 @@ def test_a_page_adapts_its_defaults_or_refuses_what_leaves_nothing(page, given, 
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (("digits", "leters"), 'name must be .*"letters".* got .leters'),
+        (("digits", "leters"), "name must be .*.letters.*got .leters"),
         (("digits[3]",), "must have labels of two classes or more"),
         (("spoken-digits", "texts.tsv"), "texts holds texts"),
     ],

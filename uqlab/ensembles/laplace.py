@@ -434,7 +434,7 @@ def _check_outputs(outputs, noise_variance):
     """Raise ValueError unless a noise variance stands beside means alone."""
     one_of("outputs", outputs, (None, "gaussian"))
     if outputs:
-        positive("noise_variance", noise_variance)
+        positive("noise_variance", noise_variance or 0)
     elif noise_variance is not None:
         raise ValueError('noise_variance goes with outputs="gaussian" alone')
 

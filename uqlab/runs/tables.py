@@ -204,6 +204,7 @@ def gallery(root: Path) -> Path:
     )
     runs = [_run(root, folder, present) for folder in shown]
     page = environment.get_template("gallery.html.j2").render(root=root.name, runs=runs)
+    page = page.encode("utf-8", "replace").decode()  # a broken record, too, is shown
     write(root / "index.html", page)
     return root / "index.html"
 
