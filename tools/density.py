@@ -2,7 +2,7 @@
 
 A node is one expression in Python's `ast`: a name, a call, an operator. Lines can be made few
 by making them dense; nodes cannot. `make lint` compares the figures with tools/density.json,
-which may only fall.
+which may only fall; nodes a line may be anything up to the limit there.
 
     python tools/density.py            the subpackages, and the largest functions
     python tools/density.py --hold     exit status 1 if a figure rose above the committed one
@@ -69,6 +69,7 @@ def main(option: str = "") -> int:
     risen = [name for name, value in found.items() if value > before[name]]
     if option == "--commit":
         least = {name: min(value, before[name]) for name, value in found.items()}
+        least["nodes a line"] = before["nodes a line"]
         COMMITTED.write_text(json.dumps(least, indent=1) + "\n")
     elif option == "--hold" and risen:
         print(f"{', '.join(risen)}: above {COMMITTED.name}; take something away")
