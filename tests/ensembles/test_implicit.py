@@ -81,6 +81,15 @@ def test_singular_value_layers(shape, bias):
     assert ("0.bias" in made.seen) == bias
 
 
+def test_what_a_member_of_lora_adds_is_its_product():
+    ensemble = ensembles.lora(vit(), 2, rank=2)
+    training.fit(ensemble, *images(), epochs=1, lr=0.1, progress=False)
+    low = {n: p.kind for n, p in ensemble.seen.items() if hasattr(p.kind, "lora_A")}
+    assert low
+    for name, kind in low.items():
+        near(ensemble.update(name, 1), kind.lora_B[1] @ kind.lora_A[1])
+
+
 @pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
 def test_the_largest_singular_values_move_alone(share, tmp_path):
     ensemble, (x, y) = ensembles.singular_value(vit(), 2, share=share), images()

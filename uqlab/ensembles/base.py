@@ -597,6 +597,10 @@ class Ensemble(nn.Module):
         w = _tensor_of(self.network, name)
         return None if name in self.replaced or w.requires_grad else w.detach()
 
+    def update(self, name: str, index: int) -> Tensor:
+        """Return what a member adds to a tensor of the network: B A of LoRA."""
+        return (self.tensor(name, index) - _tensor_of(self.network, name)).detach()
+
     @torch.no_grad()
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network; frozen tensors share memory."""
