@@ -19,10 +19,12 @@ from uqlab.analysis.representations import (
     cka,
     cka_matrix,
     embed,
+    head_cka,
     layer_features,
     minibatch_cka,
     penultimate,
 )
+from uqlab.heads import head_features
 
 EVERY = pytest.mark.parametrize(
     ("kernel", "unbiased"),
@@ -218,6 +220,14 @@ def test_tsne_keeps_clusters_and_follows_its_seed():
     assert torch.cdist(first, second).min() > torch.cdist(first, first).max()
     assert torch.equal(found, embed(x, "tsne", seed=3))
     assert embed(x[:4], "tsne").shape == (4, 2)
+
+
+def test_cka_of_the_heads_of_a_layer():
+    (x, _), network = images(), vit()
+    found = head_cka(network, x, 0)
+    near(found.diagonal(), torch.ones(len(found), dtype=found.dtype))
+    one, other = head_features(network, x)[0].unbind(1)[:2]
+    near(found[0, 1], torch.tensor(cka(one, other), dtype=found.dtype))
 
 
 def test_two_samples_are_too_few_for_umap():

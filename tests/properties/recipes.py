@@ -226,7 +226,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gradients.reduce_norms": {"norms": lambda: positive(2, 6, 4), "log_p": lambda: draw(6, 4).log_softmax(1)},
     "gradients.regrad": {"perturbations": lambda: 1},
     "heads.FusedEnsemble": {}, "heads.ablate": IMAGES | {"heads": lambda: [(0, 0)]},
-    "heads.count_heads": IMAGES, "heads.shape": IMAGES, "heads.head_features": IMAGES, "heads.multiply_adds": IMAGES,
+    "heads.count_heads": IMAGES, "heads.shape": IMAGES, "heads.head_features": IMAGES, "representations.head_cka": IMAGES, "heads.multiply_adds": IMAGES,
     "heads.fuse": {"models": lambda: [vit(), vit()]},
     "heads.greedy_circuit": IMAGES | PAIR | {"budget": lambda: 1},
     "heads.prune": IMAGES | {"heads": lambda: [(0, 0)]},

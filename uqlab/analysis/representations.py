@@ -45,6 +45,7 @@ from uqlab.core.modules import (
     given_for_logits,
     hooked,
 )
+from uqlab.heads import head_features
 
 Features = Float[Tensor, "samples _"]
 FeatureSets = Sequence[ArrayLike] | Tensor
@@ -143,6 +144,30 @@ def cka_matrix(
         float64. A representation that does not vary has NaN in its row or column.
     """
     return _cka([(features_a, features_b)], kernel, unbiased)
+
+
+def head_cka(
+    model: nn.Module, inputs: InputsLike, layer: int = -1
+) -> Float[Tensor, "heads heads"]:
+    """Return the CKA of every two attention heads of one layer.
+
+    Parameters
+    ----------
+    model, inputs
+        A network and inputs that `heads.head_features` takes.
+    layer
+        The layer's number; -1 is the last.
+
+    Returns
+    -------
+    Tensor
+        float64. A head that does not vary has NaN in its row and column.
+
+    References
+    ----------
+    Gabetni et al. 2025, figure 4.
+    """
+    return cka_matrix(head_features(model, inputs)[layer].unbind(1))
 
 
 @torch.no_grad()
