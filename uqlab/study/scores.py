@@ -30,6 +30,7 @@ from uqlab.core.checks import (
     InputsLike,
     as_inputs,
     as_labels,
+    as_logits,
     count,
     first_tensor,
     held,
@@ -52,7 +53,7 @@ def members(model: nn.Module) -> list[nn.Module]:
 def _seen(of, model, inputs):
     """Return what scores of a kind see of a model and inputs."""
     if of == "logits":
-        return training.predict(model, inputs)
+        return as_logits(training.predict(model, inputs))
     given = [(network, inputs) for network in members(model)]
     if of == "network":
         return given
