@@ -25,6 +25,21 @@ def number():
 
 def features():
     return nn.Sequential(nn.Flatten(0))
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor, self.net = factor, make()
+
+    def forward(self, x):
+        return self.factor * self.net(x)
+
+def unlike():
+    return [Scaled(float(m)) for m in range(11)]
+
+def ensemble():
+    from uqlab import ensembles
+    return ensembles.deep(make, 2)
 """
 
 
@@ -85,7 +100,7 @@ def test_weights_of_one_file_and_of_a_folder(mine, task):
         one = bring.model("mine.py:make", task, weights="one.pt")
     same(one, networks[0], task.inputs)
     ((name, digits),) = one.files.items()
-    assert name.endswith("/one.pt")
+    assert name == "one.pt"
     assert len(digits) == 16
     for place in ("both", ["both/*.pt*"], ["both/0.pt", "both/1.pth"]):
         same(
@@ -102,11 +117,40 @@ def test_weights_of_one_file_and_of_a_folder(mine, task):
 
 
 def test_files_of_one_name_are_all_told(mine, task):
-    for folder, network in {"one": linear(), "two": linear()}.items():
-        (mine / folder).mkdir()
-        torch.save(network.state_dict(), mine / folder / "best.pt")
-    weights = [f"{folder}/best.pt" for folder in ("one", "two")]
+    weights = [f"{run}/checkpoints/best.pt" for run in ("one", "two")]
+    for place in weights:
+        (mine / place).parent.mkdir(parents=True)
+        torch.save(linear().state_dict(), mine / place)
     assert bring.model("mine.py:make", task, weights=weights).files.keys() == {*weights}
+
+
+def test_of_several_networks_each_gets_its_own_file(mine, task):
+    """Also the tenth, whose name is before that of the second."""
+    (mine / "runs[1]").mkdir()
+    networks = [linear() for _ in range(11)]
+    for m, network in enumerate(networks):
+        state = {f"net.{name}": w for name, w in network.state_dict().items()}
+        torch.save(state, mine / "runs[1]" / f"{m}.pt")
+    found = bring.model("mine.py:unlike", task, weights="runs[1]")
+    expected = torch.stack([m * net(task.inputs) for m, net in enumerate(networks)])
+    near(found.model(task.inputs), expected)
+    with pytest.raises(ValueError, match="11 files, one for each network .* got 1"):
+        bring.model("mine.py:unlike", task, weights="runs[1]/3.pt")
+
+
+@pytest.mark.parametrize(
+    "beside", ["optimizer.pt", "rng_state_0.pth", "training_args.bin", "training.pt"]
+)
+def test_what_a_training_keeps_beside_the_weights_is_left_out(mine, task, beside):
+    network, folder = linear(), mine / "run"
+    folder.mkdir()
+    torch.save(network.state_dict(), folder / "training_3.pt")
+    torch.save({"state": {}, "param_groups": [{"lr": 0.1}]}, folder / beside)
+    found = bring.model("mine.py:make", task, weights=folder)
+    same(found, network, task.inputs)
+    two = ensembles.deep(linear, 2)
+    two.save_pretrained(folder)
+    same(bring.model("mine.py:make", task, weights=folder), two, task.inputs)
 
 
 def test_a_file_of_two_networks_is_refused(mine, task):
@@ -187,6 +231,19 @@ def test_a_folder_of_texts(tmp_path):
 WRONG = {
     "no file": ("nowhere.py:make", {}, FileNotFoundError, "no file .*nowhere.py"),
     "no function at all": ("mine", {}, ValueError, "files of weights go into"),
+    "no such function": ("mine.py:mkae", {}, ValueError, "no function 'mkae', .*make"),
+    "no such function of a module": (
+        "uqlab.models:smal_cnn",
+        {},
+        ValueError,
+        "no function 'smal_cnn', .*small_cnn",
+    ),
+    "a scale for an ensemble": (
+        "mine.py:ensemble",
+        {"mean": [0.5], "std": [0.5]},
+        ValueError,
+        "mean and std do not apply to an ensemble",
+    ),
     "no network": ("mine.py:number", {}, TypeError, "must return torch modules"),
     "no std": ("mine.py:make", {"mean": [0.5]}, ValueError, "mean and std"),
     "no weights": (
