@@ -134,7 +134,7 @@ def test_of_several_networks_each_gets_its_own_file(mine, task):
     found = bring.model("mine.py:unlike", task, weights="runs[1]")
     expected = torch.stack([m * net(task.inputs) for m, net in enumerate(networks)])
     near(found.model(task.inputs), expected)
-    with pytest.raises(ValueError, match="11 files, one for each network .* got 1"):
+    with pytest.raises(ValueError, match=r"11 files, one for each network .* got 1"):
         bring.model("mine.py:unlike", task, weights="runs[1]/3.pt")
 
 

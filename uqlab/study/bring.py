@@ -94,7 +94,11 @@ def model(
         networks = _made(os.fspath(source), len(task.classes), settings or {})
     networks = _loaded(networks, paths, scale)
     whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
-    return _Brought(whole.eval(), {str(p): files.sha256(p)[:16] for p in paths})
+    depth = 2  # of the places that are told
+    while len({p.parts[-depth:] for p in paths}) < len({*paths}):
+        depth += 1
+    sums = {"/".join(p.parts[-depth:]): files.sha256(p)[:16] for p in paths}
+    return _Brought(whole.eval(), sums)
 
 
 def _loaded(networks, paths, scale):
