@@ -94,11 +94,7 @@ def model(
         networks = _made(os.fspath(source), len(task.classes), settings or {})
     networks = _loaded(networks, paths, scale)
     whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
-    depth = 2  # of the places that are told
-    while len({p.parts[-depth:] for p in paths}) < len({*paths}):
-        depth += 1
-    sums = {"/".join(p.parts[-depth:]): files.sha256(p)[:16] for p in paths}
-    return _Brought(whole.eval(), sums)
+    return _Brought(whole.eval(), _sums(paths))
 
 
 def _loaded(networks, paths, scale):
@@ -199,6 +195,12 @@ def _weight_files(weights):
             raise FileNotFoundError(f"no weights ({', '.join(kinds)}) at {path}")
         paths += sorted(found, key=_numbered)
     return paths
+
+
+def _sums(paths, depth=2):
+    """Return checksums by so much of the files' places as tells them apart."""
+    sums = {"/".join(p.parts[-depth:]): files.sha256(p)[:16] for p in paths}
+    return sums if len(sums) == len({*paths}) else _sums(paths, depth + 1)
 
 
 def _numbered(path):
