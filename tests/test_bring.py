@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from same import near
 from torch import nn
 
@@ -215,6 +216,45 @@ def test_a_folder_of_transformers(tmp_path, task):
         four.inputs,
         four,
     )
+
+
+@pytest.mark.parametrize("side", [8, 16, 4])
+@pytest.mark.parametrize("resample", [2, 3])
+def test_a_folder_with_its_preprocessor_is_the_pipeline_of_transformers(
+    tmp_path, task, side, resample
+):
+    """Of images as large as it takes exactly; else but for PIL's rounding to bytes."""
+    network = models.vit(side, 2, channels=3, width=8, layers=1, heads=2)
+    network.save_pretrained(tmp_path)
+    shape = {"height": side, "width": side}
+    scale = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
+    processor = transformers.ViTImageProcessor(size=shape, resample=resample, **scale)
+    processor.save_pretrained(tmp_path)
+    task = task.resize(8, 3)
+    images = (255 * task.inputs).round().to(torch.uint8)
+    each = list(images.permute(0, 2, 3, 1).numpy())
+    expected = network(**processor(each, return_tensors="pt"))
+    found = bring.model(tmp_path, task).model(images / 255)
+    if side == 8:
+        near(found, expected)
+    else:
+        near(found, expected, atol=0.02 * expected.std().item(), rtol=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{broken",
+        '{"do_normalize": true}',
+        '{"do_rescale": false, "image_mean": [0.5], "image_std": [0.5]}',
+        '{"do_flip_channel_order": true}',
+    ],
+)
+def test_a_preprocessor_that_is_not_understood_is_refused(tmp_path, task, text):
+    models.vit(8, 4, width=8, layers=1, heads=2).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        bring.model(tmp_path, task)
 
 
 def test_a_folder_of_texts(tmp_path):
