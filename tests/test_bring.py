@@ -253,8 +253,16 @@ def test_a_folder_with_its_preprocessor_is_the_pipeline_of_transformers(
 def test_a_preprocessor_that_is_not_understood_is_refused(tmp_path, task, text):
     models.vit(8, 4, width=8, layers=1, heads=2).save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(text)
-    with pytest.raises(ValueError, match="cannot be loaded"):
+    with pytest.raises(ValueError, match="folder without one"):
         bring.model(tmp_path, task)
+
+
+def test_a_name_on_the_hub_without_a_preprocessor_is_refused(monkeypatch, task):
+    network = models.vit(8, 4, width=8, layers=1, heads=2)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(models, "from_pretrained", lambda *_, **__: network)
+    with pytest.raises(ValueError, match="folder without one"):
+        methods.backbone("no/such-network", task)
 
 
 def test_a_folder_of_texts(tmp_path):

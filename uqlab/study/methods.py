@@ -18,7 +18,6 @@ from uqlab import data, ensembles, extraction, heads, models, training
 from uqlab.core.checks import ArrayLike, InputsLike, as_inputs, as_tensor, held, one_of
 from uqlab.core.modules import trainable
 from uqlab.ensembles import Ensemble
-from uqlab.models.checkpoints import reading
 
 # Settings of training.fit for 300 images of MNIST and `models.embedded()`; the learning
 # rates, here and in METHODS, had the least NLL of five on 1,000 other images. Of three,
@@ -198,13 +197,19 @@ def _preprocessor(name):
     folder = Path(name).expanduser()
     if folder.is_dir() and not any(folder.glob("*processor_config.json")):
         return {}
-    with reading(name) as source:
+    try:
+        source = folder if folder.is_dir() else name
         how, _ = ImageProcessingMixin.get_image_processor_dict(source)
         shifted = how.get("rescale_offset") or how.get("do_flip_channel_order")
         factor = how.get("rescale_factor", 1 / 255) if how.get("do_rescale", 1) else 1
         lacking = how.get("do_normalize") and not how.get("image_mean")
         if shifted or lacking or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
-            raise ValueError("its preprocessor does more than (x - mean) / std")
+            raise ValueError("it does other than (x - image_mean) / image_std")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the preprocessor of {name!r} cannot be used: {error}; save the network "
+            "in a folder without one, which takes images in [0, 1] as they are"
+        ) from error
     return how
 
 
