@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from same import near
 from torch import nn
 
@@ -25,6 +26,21 @@ def number():
 
 def features():
     return nn.Sequential(nn.Flatten(0))
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor, self.net = factor, make()
+
+    def forward(self, x):
+        return self.factor * self.net(x)
+
+def unlike():
+    return [Scaled(float(m)) for m in range(11)]
+
+def ensemble():
+    from uqlab import ensembles
+    return ensembles.deep(make, 2)
 """
 
 
@@ -85,7 +101,7 @@ def test_weights_of_one_file_and_of_a_folder(mine, task):
         one = bring.model("mine.py:make", task, weights="one.pt")
     same(one, networks[0], task.inputs)
     ((name, digits),) = one.files.items()
-    assert name.endswith("/one.pt")
+    assert name == "one.pt"
     assert len(digits) == 16
     for place in ("both", ["both/*.pt*"], ["both/0.pt", "both/1.pth"]):
         same(
@@ -102,11 +118,40 @@ def test_weights_of_one_file_and_of_a_folder(mine, task):
 
 
 def test_files_of_one_name_are_all_told(mine, task):
-    for folder, network in {"one": linear(), "two": linear()}.items():
-        (mine / folder).mkdir()
-        torch.save(network.state_dict(), mine / folder / "best.pt")
-    weights = [f"{folder}/best.pt" for folder in ("one", "two")]
+    weights = [f"{run}/checkpoints/best.pt" for run in ("one", "two")]
+    for place in weights:
+        (mine / place).parent.mkdir(parents=True)
+        torch.save(linear().state_dict(), mine / place)
     assert bring.model("mine.py:make", task, weights=weights).files.keys() == {*weights}
+
+
+def test_of_several_networks_each_gets_its_own_file(mine, task):
+    """Also the tenth, whose name is before that of the second."""
+    (mine / "runs[1]").mkdir()
+    networks = [linear() for _ in range(11)]
+    for m, network in enumerate(networks):
+        state = {f"net.{name}": w for name, w in network.state_dict().items()}
+        torch.save(state, mine / "runs[1]" / f"{m}.pt")
+    found = bring.model("mine.py:unlike", task, weights="runs[1]")
+    expected = torch.stack([m * net(task.inputs) for m, net in enumerate(networks)])
+    near(found.model(task.inputs), expected)
+    with pytest.raises(ValueError, match=r"11 files, one for each network .* got 1"):
+        bring.model("mine.py:unlike", task, weights="runs[1]/3.pt")
+
+
+@pytest.mark.parametrize(
+    "beside", ["optimizer.pt", "rng_state_0.pth", "training_args.bin", "training.pt"]
+)
+def test_what_a_training_keeps_beside_the_weights_is_left_out(mine, task, beside):
+    network, folder = linear(), mine / "run"
+    folder.mkdir()
+    torch.save(network.state_dict(), folder / "training_3.pt")
+    torch.save({"state": {}, "param_groups": [{"lr": 0.1}]}, folder / beside)
+    found = bring.model("mine.py:make", task, weights=folder)
+    same(found, network, task.inputs)
+    two = ensembles.deep(linear, 2)
+    two.save_pretrained(folder)
+    same(bring.model("mine.py:make", task, weights=folder), two, task.inputs)
 
 
 def test_a_file_of_two_networks_is_refused(mine, task):
@@ -173,6 +218,53 @@ def test_a_folder_of_transformers(tmp_path, task):
     )
 
 
+@pytest.mark.parametrize("side", [8, 16, 4])
+@pytest.mark.parametrize("resample", [2, 3])
+def test_a_folder_with_its_preprocessor_is_the_pipeline_of_transformers(
+    tmp_path, task, side, resample
+):
+    """Of images as large as it takes exactly; else but for PIL's rounding to bytes."""
+    network = models.vit(side, 2, channels=3, width=8, layers=1, heads=2)
+    network.save_pretrained(tmp_path)
+    shape = {"height": side, "width": side}
+    scale = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
+    processor = transformers.ViTImageProcessor(size=shape, resample=resample, **scale)
+    processor.save_pretrained(tmp_path)
+    task = task.resize(8, 3)
+    images = (255 * task.inputs).round().to(torch.uint8)
+    each = list(images.permute(0, 2, 3, 1).numpy())
+    expected = network(**processor(each, return_tensors="pt"))
+    found = bring.model(tmp_path, task).model(images / 255)
+    if side == 8:
+        near(found, expected)
+    else:
+        near(found, expected, atol=0.02 * expected.std().item(), rtol=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{broken",
+        '{"do_normalize": true}',
+        '{"do_rescale": false, "image_mean": [0.5], "image_std": [0.5]}',
+        '{"do_flip_channel_order": true}',
+    ],
+)
+def test_a_preprocessor_that_is_not_understood_is_refused(tmp_path, task, text):
+    models.vit(8, 4, width=8, layers=1, heads=2).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(ValueError, match="folder without one"):
+        bring.model(tmp_path, task)
+
+
+def test_a_name_on_the_hub_without_a_preprocessor_is_refused(monkeypatch, task):
+    network = models.vit(8, 4, width=8, layers=1, heads=2)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(models, "from_pretrained", lambda *_, **__: network)
+    with pytest.raises(ValueError, match="folder without one"):
+        methods.backbone("no/such-network", task)
+
+
 def test_a_folder_of_texts(tmp_path):
     (tmp_path / "films.tsv").write_text(
         "sentence\tlabel\n" + "a good film\t1\na dull film\t0\n" * 20
@@ -187,6 +279,19 @@ def test_a_folder_of_texts(tmp_path):
 WRONG = {
     "no file": ("nowhere.py:make", {}, FileNotFoundError, "no file .*nowhere.py"),
     "no function at all": ("mine", {}, ValueError, "files of weights go into"),
+    "no such function": ("mine.py:mkae", {}, ValueError, "no function 'mkae', .*make"),
+    "no such function of a module": (
+        "uqlab.models:smal_cnn",
+        {},
+        ValueError,
+        "no function 'smal_cnn', .*small_cnn",
+    ),
+    "a scale for an ensemble": (
+        "mine.py:ensemble",
+        {"mean": [0.5], "std": [0.5]},
+        ValueError,
+        "mean and std do not apply to an ensemble",
+    ),
     "no network": ("mine.py:number", {}, TypeError, "must return torch modules"),
     "no std": ("mine.py:make", {"mean": [0.5]}, ValueError, "mean and std"),
     "no weights": (

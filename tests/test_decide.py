@@ -172,3 +172,8 @@ def test_saved_logits_and_probabilities_are_read_alike(tmp_path):
     for name, words in {"d": "logits or prob", "e": "sum to 1", "f": "labels"}.items():
         with pytest.raises(ValueError, match=words):
             decide.saved(tmp_path / f"{name}.npz")
+
+
+def test_a_missing_file_is_not_called_damaged(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.npz"):
+        decide.saved(tmp_path / "none.npz")

@@ -199,6 +199,16 @@ def test_a_regression_is_scored_by_its_mixture():
     near(list(same_again["crps b - a"][:3]), [0.0, 0.0, 0.0])
 
 
+@pytest.mark.parametrize("shape", [(2, 120), (2, 120, 1), (2, 120, 4), (2, 120, 1, 2)])
+def test_what_is_no_mean_and_variance_is_refused(shape):
+    with pytest.raises(ValueError, match=r"\[members, samples, 2\].*gaussian_nll"):
+        study.evaluate(torch.randn(shape), X[:, 0], outputs="gaussian")
+    if len(shape) == 3:
+        network = ensemble(outputs=shape[2])
+        with pytest.raises(ValueError, match=r"\[members, samples, 2\]"):
+            study.evaluate(network, (X, X[:, 0]), outputs="gaussian")
+
+
 def test_targets_that_are_all_the_same():
     """The simple baseline is sure then, and right."""
     z = torch.zeros(1, 30, 2)

@@ -132,6 +132,24 @@ def test_the_floor_of_the_ece_is_that_of_labels_drawn_from_the_prediction():
     assert 180 <= sum(value <= quantile for value in drawn) <= 198
 
 
+def test_the_floor_of_fewer_inputs_is_over_inputs_too():
+    """One of two inputs, whose ECE is 0 or, however it is labelled, 1/2."""
+    logits = torch.tensor([[[60.0, 0.0], [0.1, 0.1]]])
+    floor, quantile = metrics.ece_floor(logits, n=1, draws=2000)
+    assert floor == pytest.approx(0.25, abs=0.03)
+    assert quantile == 0.5
+    many, _ = metrics.ece_floor(logits, n=800)
+    assert many == pytest.approx(0.5 * (400 * 2 / np.pi) ** 0.5 / 800, rel=0.1)
+
+
+def test_the_floor_with_labels_is_that_at_their_best_temperature():
+    logits, labels = make_task(2000, members=1)
+    sure = 3 * metrics.log_prediction(logits)[None]
+    best = sure / metrics.fit_temperature(sure, labels)
+    assert metrics.ece_floor(sure, labels=labels) == metrics.ece_floor(best)
+    assert metrics.ece_floor(sure, labels=labels) != metrics.ece_floor(sure)
+
+
 # Bad input ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("metric", [*QUALITY, *CALIBRATION, metrics.fit_temperature])
 @pytest.mark.parametrize(

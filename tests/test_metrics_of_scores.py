@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn import metrics as sklearn_metrics
@@ -287,3 +288,16 @@ def test_intervals_have_the_level_asked_for():
 def test_bad_arguments_are_refused(unchecked, call, message):
     with pytest.raises(ValueError, match=message):
         call(*make_task())
+
+
+@pytest.mark.parametrize(
+    "kind", [list, tuple, torch.tensor, lambda x: pd.Series(x, range(9, 9 + len(x)))]
+)
+def test_a_bootstrap_of_whatever_holds_numbers(unchecked, kind):
+    values = np.random.default_rng(0).normal(size=30).tolist()
+    expected = metrics.bootstrap(np.mean, np.array(values), repeats=50)
+    found = metrics.bootstrap(lambda x: float(x.mean()), kind(values), repeats=50)
+    assert found == pytest.approx(expected)
+    labels = ["a", "b", "b"] * 10
+    shares = metrics.bootstrap(lambda x: (x == "b").mean(), labels, repeats=50)
+    assert 0.4 < shares[0] < 2 / 3 < shares[1] < 0.9

@@ -159,6 +159,16 @@ def test_one_logit_is_a_sigmoids(x):
     assert found == pytest.approx(spread, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    "name", sorted(n for n, s in scores.SCORES.items() if s.of != "features")
+)
+def test_no_score_of_one_logit_is_that_of_one_class(name, x):
+    """The energy of z alone is -z, not that of [0, z]."""
+    network = S(L(6, 8), nn.ReLU(), L(8, 1))
+    with pytest.raises(ValueError, match=r"two classes or more|C >= 2"):
+        scores.SCORES[name](network, x)
+
+
 # Runs whose files have changed ----------------------------------------------------------
 
 

@@ -203,6 +203,36 @@ def test_a_class_of_two_takes_the_covariance_of_all(case):
     near(SCORES["ddu"].fit(net, train, y)(net, x), -np.log(pdf))
 
 
+@pytest.mark.parametrize("name", ["mahalanobis", "relative_mahalanobis", "ddu"])
+@pytest.mark.parametrize("given", ["two", "equal", "dead", "one difference"])
+def test_features_that_do_not_vary_have_no_distance(name, given, case):
+    net, train, y = network(), case[2], case[3]
+    if given == "two":
+        train, y = train[:2], y[:2]
+    elif given == "equal":
+        train = train[:CLASSES].repeat(10, 1)  # of a class
+    elif given == "dead":
+        net[2] = nn.ReLU()
+        nn.init.constant_(net[1].bias, -100)
+    else:
+        train, y = train[:2], y[:1].expand(2)  # two inputs of one class
+    with pytest.raises(ValueError, match="do not vary within"):
+        SCORES[name].fit(net, train, y)
+
+
+def test_a_class_of_equal_inputs_takes_the_covariance_of_all(case):
+    _, (net, *_), train, y, x = case
+    train = torch.where((y == 1)[:, None], train[1], train)
+    h, at, labels = features_of(net, train), features_of(net, x), y.numpy()
+    own = [LedoitWolf().fit(h[labels == c]).covariance_ for c in range(CLASSES)]
+    own[1] = LedoitWolf(assume_centered=True).fit(apart(h, labels)).covariance_
+    pdf = sum(
+        stats.multivariate_normal(h[labels == c].mean(0), own[c]).pdf(at) / CLASSES
+        for c in range(CLASSES)
+    )
+    near(SCORES["ddu"].fit(net, train, y)(net, x), -np.log(pdf))
+
+
 def test_statistics_belong_to_a_model_and_go_with_it(case):
     _, (one, other, _), train, y, x = case
     score = SCORES["knn"]

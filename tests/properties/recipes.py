@@ -161,6 +161,7 @@ OWN: dict[str, dict[str, Any]] = {
     "uncertainty.decompose_groups": {"logits": lambda: draw(2, 2, 6, 4)},
     "uncertainty.decompose_gaussian": {"means": lambda: draw(3, 6), "variances": lambda: positive(3, 6)},
     "metrics.bins_of": {"confidence": lambda: positive(6) / 10, "bins": lambda: 5},
+    "metrics.ece_floor": {"n": lambda: 4, "draws": lambda: 5, "labels": labels},
     "metrics.quality": {"runs": lambda: [draw(3, 6, 4)]},
     "metrics.auroc_interval": {"repeats": lambda: 5, "than": lambda: (draw(6, seed=2), draw(5, seed=3))},
     "metrics.by_quantile": {"values": lambda: positive(6), "quantiles": lambda: (0.5, 1.0)},

@@ -48,7 +48,6 @@ from uqlab.core.checks import (
 )
 from uqlab.core.modules import (
     batches,
-    call,
     called_with,
     classifier_of,
     evaluating,
@@ -376,7 +375,7 @@ def gradnorm(model: nn.Module, inputs: InputsLike) -> Scores:
         head = {name: network.get_submodule(name)}
         for _, batch in batches(network, x, 64):
             h = given_for_logits(network, head, batch)[name]
-            logits = logits_of(call(network, batch))
+            logits = _logits(network, {}, batch)
             finite("the model's logits", logits)
             rest = head[name](h) - logits
             if rest.abs().max() > 1e-2 * logits.abs().max():  # of linearised members

@@ -107,7 +107,7 @@ _SEPARATIONS = {"auroc": _auroc, "fpr95": _fpr95}
 # Over samples -------------------------------------------------------------------------
 def bootstrap(
     statistic: Callable,
-    *arrays: Tensor | np.ndarray,
+    *arrays: ArrayLike,
     groups: ArrayLike | None = None,
     repeats: int = 1000,
     seed: int = 0,
@@ -120,9 +120,9 @@ def bootstrap(
     statistic
         Returns a number, or an array: then low and high are arrays, a band.
     *arrays
-        Samples first; all are resampled alike. Of an array of more than two axes, such
-        as logits [members, samples, classes], the samples' axis is the only one that is
-        as long as the others' first.
+        Samples first; all are resampled alike. What is no tensor becomes an array. Of
+        more than two axes, such as logits [members, samples, classes], the samples'
+        axis is the only one that is as long as the others' first.
     groups
         Integers [samples]: rows of one group belong together (corruptions of one image,
         folds with the same clip), and groups are drawn instead of rows. With dependent
@@ -138,8 +138,9 @@ def bootstrap(
         For numbers of samples that differ or are 0, and where lengths do not tell the
         samples' axis.
     """
-    axes = [_samples_axis(array, arrays) for array in arrays]
-    sizes = {array.shape[axis] for array, axis in zip(arrays, axes, strict=True)}
+    read = [x if isinstance(x, Tensor) else np.asarray(x) for x in arrays]
+    pairs = [(x, _samples_axis(x, read)) for x in read]
+    sizes = {x.shape[axis] for x, axis in pairs}
     if len(sizes) != 1 or 0 in sizes:
         raise ValueError(f"arrays must share a positive number of samples, got {sizes}")
     size = sizes.pop()
@@ -151,10 +152,7 @@ def bootstrap(
     def drawn(rows):
         if units:
             rows = np.concatenate([units[unit] for unit in rows])
-        some = []
-        for array, axis in zip(arrays, axes, strict=True):
-            some.append(array[(*[slice(None)] * axis, rows)])
-        return statistic(*some)
+        return statistic(*(x[(*[slice(None)] * axis, rows)] for x, axis in pairs))
 
     return _resampled(drawn, [len(units or range(size))], repeats, seed, level)
 

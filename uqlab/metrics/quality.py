@@ -177,7 +177,7 @@ def ece_floor(
     logits
         [members, samples, classes].
     n
-        Number of inputs, drawn from those given; None: each of them once.
+        Number of inputs, drawn anew each time from those given; None: each once.
     draws
         How often labels are drawn.
     bins
@@ -198,14 +198,15 @@ def ece_floor(
         log_p = (log_p / fit_temperature(log_p[None], labels)).log_softmax(1)
     confidence = log_p.amax(1).exp().cpu()
     generator = torch.Generator().manual_seed(seed)
-    if n is not None:
-        rows = torch.randint(len(confidence), (at_least("n", n),), generator=generator)
-        confidence = confidence[rows]
-    at = bins_of(confidence, bins)
+    at, size = bins_of(confidence, bins), len(confidence)
+    count = size if n is None else at_least("n", n)
+    rows = torch.arange(size)
     values = []
     for _ in range(at_least("draws", draws)):
-        hit = torch.rand(at.shape, generator=generator) < confidence
-        values.append(_binned_gap(at, confidence - hit.double(), bins))
+        if n is not None:
+            rows = torch.randint(size, (count,), generator=generator)
+        hit = torch.rand(count, generator=generator) < confidence[rows]
+        values.append(_binned_gap(at[rows], confidence[rows] - hit.double(), bins))
     return float(np.mean(values)), float(np.quantile(values, 0.95))
 
 

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,12 @@ from uqlab.core.checks import InputsLike, as_inputs
 from uqlab.core.files import StrPath
 from uqlab.core.modules import rows_of
 from uqlab.study import methods
+
+_ABOUT = "uqlab.json"  # in a folder of `save_pretrained`
+# What transformers, accelerate and `training.fit` keep beside weights
+_NO_WEIGHTS = re.compile(
+    r"(training|training_args|(optimizer|scheduler|scaler|rng_state)(_\d+)?)\."
+)
 
 
 class _Brought(NamedTuple):
@@ -56,8 +63,10 @@ def model(
     task
         A set with the inputs and the classes.
     weights
-        Files, folders or patterns. Several files are the members of an ensemble, each
-        on a copy of the network; a folder of `save_pretrained` is an ensemble on it.
+        Files, folders or patterns; what else a training keeps in a folder, such as
+        optimizer.pt, is left out. Several files are the members of an ensemble, each on
+        a copy of the network, or each on its own of as many; a folder of
+        `save_pretrained` is an ensemble on it.
     settings
         Arguments of the function; a parameter `classes` gets the number of classes.
     mean, std
@@ -68,8 +77,8 @@ def model(
     Raises
     ------
     FileNotFoundError, TypeError, ValueError
-        If a file is missing, the function returns no network, the source is none of
-        these, or the weights do not fit or hold Python objects.
+        If a file or the function is missing, it returns no network, the source is none
+        of these, or the weights do not fit or hold Python objects.
     """
     paths = _weight_files(weights)
     scale = [models.Standardize(mean, std)] if len(mean) + len(std) else []
@@ -85,17 +94,26 @@ def model(
         networks = _made(os.fspath(source), len(task.classes), settings or {})
     networks = _loaded(networks, paths, scale)
     whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
-    sums = {f"{p.parent.name}/{p.name}": files.sha256(p)[:16] for p in paths}
-    return _Brought(whole.eval(), sums)
+    return _Brought(whole.eval(), _sums(paths))
 
 
 def _loaded(networks, paths, scale):
     """Return a network for each file of weights, or the ensemble that was saved."""
-    if len(paths) == 1 and paths[0].with_name("uqlab.json").is_file():
+    if any(isinstance(net, ensembles.Ensemble) for net in networks):
+        _refuse(scale, "an ensemble")
+    one = len(networks) == 1
+    if len(paths) == 1 and paths[0].with_name(_ABOUT).is_file():
         _refuse(scale, "a saved ensemble")
-        return [ensembles.from_pretrained(paths[0].parent, networks[0])]
+        network = networks[0] if one else networks
+        return [ensembles.from_pretrained(paths[0].parent, network)]
     if paths:
-        copies = [copy.deepcopy(networks[0]) for _ in paths]
+        networks = networks * len(paths) if one else networks
+        if len(paths) != len(networks):
+            raise ValueError(
+                f"weights must be {len(networks)} files, one for each network of the "
+                f"function in their order, got {len(paths)}"
+            )
+        copies = map(copy.deepcopy, networks)
         networks = list(map(models.load_weights, copies, paths))
     return [nn.Sequential(*scale, net) if scale else net for net in networks]
 
@@ -138,7 +156,10 @@ def _made(source, classes, settings):
             f"{source!r}; files of weights go into `weights`"
         )
     module = _run(place) if place.endswith(".py") else importlib.import_module(place)
-    made = getattr(module, name)
+    made = getattr(module, name, None)
+    if not callable(made):
+        found = [n for n, v in vars(module).items() if callable(v) and n[0] != "_"]
+        raise ValueError(f"{place} has no function {name!r}, only {', '.join(found)}")
     if not isinstance(made, nn.Module):
         if "classes" in inspect.signature(made).parameters:
             settings = {"classes": classes, **settings}
@@ -164,12 +185,28 @@ def _weight_files(weights):
     paths = []
     for place in [weights] if isinstance(weights, StrPath) else weights:
         path = Path(place).expanduser()
-        pattern = str(path / "*" if path.is_dir() else path)
-        found = [p for p in sorted(glob.glob(pattern)) if p.endswith(kinds)]
+        pattern = glob.escape(str(path)) if path.exists() else str(path)
+        if path.is_dir():
+            pattern += "/ensemble.*" if (path / _ABOUT).is_file() else "/*"
+        found = [p for p in map(Path, glob.glob(pattern)) if p.suffix in kinds]
+        if path.is_dir():
+            found = [p for p in found if not _NO_WEIGHTS.match(p.name)]
         if not found:
             raise FileNotFoundError(f"no weights ({', '.join(kinds)}) at {path}")
-        paths += map(Path, found)
+        paths += sorted(found, key=_numbered)
     return paths
+
+
+def _sums(paths, depth=2):
+    """Return checksums by so much of the files' places as tells them apart."""
+    sums = {"/".join(p.parts[-depth:]): files.sha256(p)[:16] for p in paths}
+    return sums if len(sums) == len({*paths}) else _sums(paths, depth + 1)
+
+
+def _numbered(path):
+    """Return a key of the order of names in which 2 is before 10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [*parts[::2]], [*map(int, parts[1::2])]
 
 
 def _check_classes(folder, task):

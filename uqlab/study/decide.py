@@ -295,6 +295,8 @@ def saved(path: StrPath) -> Saved:
 
     Raises
     ------
+    FileNotFoundError
+        If there is no such file.
     ValueError
         If the file is damaged or has none of these, or arrays do not fit.
     """
@@ -320,8 +322,9 @@ def saved(path: StrPath) -> Saved:
 
 
 def _arrays(path):
+    path = existing(path)
     try:
-        with np.load(existing(path), allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             return dict(file)
     except (ValueError, OSError, EOFError, TypeError, zlib.error, BadZipFile) as error:
         raise ValueError(

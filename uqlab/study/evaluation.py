@@ -346,6 +346,12 @@ def _aurc(both):
 
 # Regression
 def _gaussians(z):
+    if z.ndim != 3 or z.shape[2] != 2:
+        raise ValueError(
+            'outputs must be [members, samples, 2] for "gaussian", the mean and the '
+            f"logarithm of the variance of a number, got {list(z.shape)}; a network of "
+            'two outputs is trained by loss="gaussian_nll"'
+        )
     mean, log_variance = z.unbind(2)
     total, _, epistemic = uncertainty.decompose_gaussian(mean, log_variance.exp())
     return {"epistemic": epistemic, "total": total}, z.transpose(0, 1).double()

@@ -165,26 +165,52 @@ def backbone(name: str, task: data.Dataset) -> nn.Module:
     if kind == "sound":
         frames = models.LogMel(network.config.max_length, data.LOG_MEL)
         return nn.Sequential(frames, network)
-    steps = []
-    side = getattr(network.config, "image_size", task.inputs.shape[-1])
-    if side != task.inputs.shape[-1]:
-        steps.append(nn.Upsample(size=side, mode="bilinear"))
-    return nn.Sequential(*steps, *_scale(name), network)
+    given = task.inputs.shape[-1]
+    side = getattr(network.config, "image_size", given)
+    return nn.Sequential(*_prepared(name, given, side), network)
 
 
-def _scale(name):
-    """Return the layer that scales images as a checkpoint's preprocessor does."""
+def _prepared(name, given, side):
+    """Return layers that prepare images as a checkpoint's preprocessor does."""
+    how = _preprocessor(name)
+    steps: list[nn.Module] = []
+    if side != given:
+        mode = "bicubic" if how.get("resample") == 3 else "bilinear"
+        steps.append(_Resize(size=side, mode=mode))
+    if how.get("do_normalize", "image_mean" in how):
+        steps.append(models.Standardize(how["image_mean"], how["image_std"]))
+    return steps
+
+
+class _Resize(nn.Upsample):
+    """Resizes as preprocessors do, which smooth images that they make smaller."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.interpolate(x, self.size, mode=self.mode, antialias=True)
+        return x.clamp(0, 1)  # bicubic overshoots
+
+
+def _preprocessor(name):
+    """Return what a checkpoint says of its images; a folder may say nothing."""
     from transformers.image_processing_base import ImageProcessingMixin
 
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not any(folder.glob("*processor_config.json")):
+        return {}
     try:
-        how, _ = ImageProcessingMixin.get_image_processor_dict(name)
-    except OSError:
-        if not Path(name).is_dir():  # else it may have none
-            raise
-        how = {}
-    if how.get("do_normalize", "image_mean" in how):
-        return [models.Standardize(how["image_mean"], how["image_std"])]
-    return []
+        source = folder if folder.is_dir() else name
+        how, _ = ImageProcessingMixin.get_image_processor_dict(source)
+        shifted = how.get("rescale_offset") or how.get("do_flip_channel_order")
+        factor = how.get("rescale_factor", 1 / 255) if how.get("do_rescale", 1) else 1
+        lacking = how.get("do_normalize") and not how.get("image_mean")
+        if shifted or lacking or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
+            raise ValueError("it does other than (x - image_mean) / image_std")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the preprocessor of {name!r} cannot be used: {error}; save the network "
+            "in a folder without one, which takes images in [0, 1] as they are"
+        ) from error
+    return how
 
 
 def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:

@@ -30,6 +30,7 @@ from uqlab.core.checks import (
     InputsLike,
     as_inputs,
     as_labels,
+    as_logits,
     count,
     first_tensor,
     held,
@@ -52,7 +53,7 @@ def members(model: nn.Module) -> list[nn.Module]:
 def _seen(of, model, inputs):
     """Return what scores of a kind see of a model and inputs."""
     if of == "logits":
-        return training.predict(model, inputs)
+        return as_logits(training.predict(model, inputs))
     given = [(network, inputs) for network in members(model)]
     if of == "network":
         return given
@@ -189,16 +190,28 @@ def _pairwise_kl(z):
 
 
 # Scores of features x [samples, width] and labels y [samples]
-def _covariance(x):
-    """Return the Ledoit-Wolf covariance [width, width], which few samples allow."""
-    return ledoit_wolf(x.numpy())[0]
+def _covariance(x, means):
+    """Return the Ledoit-Wolf covariance [width, width], which few samples allow.
+
+    None where it has no inverse: where features do not vary, but for rounding.
+    """
+    covariance, _ = ledoit_wolf((x - means).numpy())
+    least = 1e-12 * float(x.square().max())
+    rank = np.linalg.matrix_rank(covariance, tol=least, hermitian=True)
+    return covariance if rank == len(covariance) else None
 
 
 def _class_gaussians(x, y):
     """Return the mean of each class that occurs, and their shared covariance."""
     classes, own = y.unique(return_inverse=True)
     means = torch.stack([x[y == c].mean(0) for c in classes])
-    return means, _covariance(x - means[own])
+    covariance = _covariance(x, means[own])
+    if covariance is None:
+        raise ValueError(
+            f"the features of {len(x)} inputs do not vary within their {len(means)} "
+            "classes, so they have no covariance: fit on more inputs of each class"
+        )
+    return means, covariance
 
 
 def _mahalanobis(x, gaussians):
@@ -248,14 +261,14 @@ def _distance(x, neighbours):
 def _densities(x, y):
     """Return each class's log share and Gaussian.
 
-    A class of one or two inputs takes the covariance that all classes share.
+    A class of one or two inputs, or of equal ones, takes the covariance that all share.
     """
     shared = _class_gaussians(x, y)[1]
     found = []
     for c in y.unique():
         rows = x[y == c]
-        covariance = _covariance(rows) if len(rows) > 2 else shared
-        gaussian = multivariate_normal(rows.mean(0), covariance)
+        own = _covariance(rows, rows.mean(0)) if len(rows) > 2 else None
+        gaussian = multivariate_normal(rows.mean(0), shared if own is None else own)
         found.append((math.log(len(rows) / len(x)), gaussian))
     return found
 
