@@ -319,6 +319,8 @@ def between(name: str, value: Any, low: int, high: int) -> None:
 
 def within(name: str, value: Any, interval: str) -> None:
     """Raise unless a number lies in an interval like "(0, 1]" or "[0, inf)"."""
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number in {interval}, got {value!r}")
     low, high = map(float, interval[1:-1].split(","))
     at_end = (value == low and "[" in interval) or (value == high and "]" in interval)
     if not (low < value < high or at_end):
