@@ -1,6 +1,7 @@
 """What was plausible and wrong, each with its right value from a plain reference in float64."""
 
 import ast
+import copy
 import json
 import re
 from pathlib import Path
@@ -522,3 +523,46 @@ def test_targets_may_be_a_list_of_names_as_in_peft(x):
         ensembles.lora(network, 2, 1, target="*")
     with pytest.raises(ValueError, match="matches no"):
         ensembles.lora(network, 2, 1, target=["99"])
+
+
+# Data stay as they are -------------------------------------------------------------------------
+
+
+class Shifted(nn.Module):
+    """Some networks change what they are given; written without that, they compute the same."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, x):
+        return x.sub_(1.0) if self.in_place else x - 1.0
+
+
+def fitted(network, x, y):
+    ensemble = ensembles.from_members([network])
+    training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
+    return training.predict(ensemble, x)
+
+
+PASSES = {
+    "fit": fitted,
+    "predict": lambda network, x, y: training.predict(network, x),
+    "features": lambda network, x, y: representations.penultimate(network, x),
+    "laplace": lambda network, x, y: ensembles.laplace(network, x, 2)(x),
+    "knn": lambda network, x, y: scores.SCORES["knn"].fit(network, x, y)(network, x),
+    "exgrad": lambda network, x, y: scores.SCORES["exgrad"].fit(network, x, y)(
+        network, x
+    ),
+}
+
+
+@pytest.mark.parametrize("passes", PASSES.values(), ids=PASSES)
+def test_a_network_that_changes_its_inputs_leaves_the_data(passes, x, y):
+    layers, found = S(L(6, 8), nn.ReLU(), L(8, 3)), []
+    for in_place in (True, False):
+        given, network = x.clone(), S(Shifted(in_place), *copy.deepcopy(layers))
+        torch.manual_seed(0)
+        found.append(torch.as_tensor(passes(network, given, y)))
+        assert torch.equal(given, x)
+    assert_close(*found)
