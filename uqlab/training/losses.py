@@ -18,7 +18,7 @@ from uqlab.core.checks import (
     finite,
     one_of,
 )
-from uqlab.core.modules import evaluating, rows_of
+from uqlab.core.modules import evaluating
 from uqlab.ensembles import Ensemble
 
 # (outputs [members, batch, ...], labels [members, batch, ...]) -> losses [members]
@@ -169,7 +169,8 @@ def targets(
         return functools.partial(_of_members, loss), _as_many
     one_of("loss", loss, ("cross_entropy", *OF_VALUES))
     with torch.no_grad(), evaluating(ensemble):
-        outputs = ensemble(rows_of(two, slice(1)))[0]  # of one network for one sample
+        # Of one network for one sample; batch norm without statistics wants two.
+        outputs = ensemble(two)[0, :1]
     if loss in OF_VALUES:
         if loss == "gaussian_nll":
             outputs, _ = _halves(outputs)
@@ -187,13 +188,18 @@ def targets(
 
 def _of_members(loss, outputs, labels):
     """Return what a user's own loss returns; a mean over members is refused."""
-    values = loss(outputs, labels)
+    todo = (
+        f"loss must return one value a member, [{len(outputs)}]; of a loss of torch, "
+        "for one network, take lambda outputs, labels: "
+        "torch.stack([*map(loss, outputs, labels)])"
+    )
+    try:
+        values = loss(outputs, labels)
+    except (RuntimeError, ValueError) as error:
+        error.add_note(todo)
+        raise
     if values.shape != outputs.shape[:1]:
-        raise ValueError(
-            f"loss must return one value a member, [{len(outputs)}], got "
-            f"{list(values.shape)}; of a loss of torch, for one network, take lambda "
-            "outputs, labels: torch.stack([*map(loss, outputs, labels)])"
-        )
+        raise ValueError(f"{todo}; got {list(values.shape)}")
     return values
 
 
