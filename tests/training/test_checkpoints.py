@@ -59,6 +59,10 @@ def test_more_epochs_than_before_go_on(tmp_path):
     assert_close(weights(longer), weights(whole), rtol=0, atol=0)
     with pytest.raises(ValueError, match="has done 6 epochs"):
         trained(3, epochs=4, **settings)
+    settings = {"scheduler": "cosine", "resume": tmp_path / "cosine"}
+    trained(1, epochs=1, **settings)
+    with pytest.raises(ValueError, match="epochs, on whose number the cosine depends"):
+        trained(1, epochs=2, **settings)
 
 
 @pytest.mark.parametrize("what", ["inputs", "labels"])
