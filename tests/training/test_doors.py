@@ -397,6 +397,23 @@ def test_refused(given, message):
         training.fit(MAKE["batch norm"](), **HOW | given)
 
 
+class Endless(Dataset):
+    """A dataset by number that does not say how many there are."""
+
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
+
+def test_a_dataset_must_say_how_much_it_holds():
+    ensemble = MAKE["perceptrons"]()
+    for call in (
+        lambda: training.fit(ensemble, Endless(), **HOW),
+        lambda: training.predict(ensemble, Endless()),
+    ):
+        with pytest.raises(TypeError, match="Endless must say .* __len__"):
+            call()
+
+
 class Patient:
     """Ends a training after the third epoch whose loss is not the lowest by 0.2."""
 
