@@ -296,7 +296,10 @@ def laplace(x=X.double(), **how):  # noqa: B008
         (lambda: fit(1, "binary_cross_entropy", X[:, 0] / 0), "finite"),
         (lambda: fit(3, "gaussian_nll", X[:, 0]), "k log-variances"),
         (lambda: fit(2, "gaussian_nll", X[:, :2]), r"\[1\] a sample"),
-        *[(lambda n=n: turned(n), r"got \[20, 5, 4, 3\]") for n in ("mse", "binary_cross_entropy", "gaussian_nll")],
+        *[
+            (lambda n=n: turned(n), r"got \[20, 5, 4, 3\]")
+            for n in ("mse", "binary_cross_entropy", "gaussian_nll")
+        ],
         (lambda: training.gaussian_nll(draw(2, 5, 3, 4), draw(2, 2, 5, 3)), "permute"),
         (lambda: segment(lambda y: y[:, 0]), r"\[24, 8, 8\] .*got \[24, 8\]"),
         (lambda: segment(lambda y: y + 1), "0 to 2"),

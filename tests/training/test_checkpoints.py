@@ -120,7 +120,7 @@ class Drawn(torch.utils.data.Dataset):
         return len(INPUTS)
 
     def __getitem__(self, i):
-        noise = torch.randn(16) + random.random() + np.random.rand()
+        noise = torch.randn(16) + random.random() + np.random.rand()  # noqa: NPY002
         return INPUTS[i] + noise + self.own.random(), LABELS[i]
 
 

@@ -410,7 +410,7 @@ def test_a_dataset_must_say_how_much_it_holds():
         lambda: training.fit(ensemble, Endless(), **HOW),
         lambda: training.predict(ensemble, Endless()),
     ):
-        with pytest.raises(TypeError, match="Endless must say .* __len__"):
+        with pytest.raises(TypeError, match=r"Endless must say .* __len__"):
             call()
 
 

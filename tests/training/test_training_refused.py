@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
 from small_training import INPUTS, LABELS, small_mlp
+from torch import nn
 from torch.nn import functional as F
 
 from uqlab import ensembles, training

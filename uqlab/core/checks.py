@@ -360,8 +360,8 @@ def opened(data: Any, labels: Any = None) -> Any:
     in_memory = array or isinstance(data, Sequence | Mapping | Set)
     stream = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
     if isinstance(data, Dataset) or (stream and not in_memory):
-        by_index = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
-        if by_index and not hasattr(data, "__len__"):
+        by_index = hasattr(data, "__getitem__") and not hasattr(data, "__len__")
+        if by_index and not isinstance(data, IterableDataset):
             raise TypeError(
                 f"a {type(data).__name__} must say how many samples it holds: give it "
                 "__len__, or make it an IterableDataset"

@@ -90,16 +90,17 @@ class Loaded:
         rows = getattr(self.data, "dataset", self.data)
         if isinstance(rows, IterableDataset) or not hasattr(rows, "__getitem__"):
             return None
-        found, before = [], (random.getstate(), np.random.get_state())
+        found, bits = [], np.random.get_bit_generator()  # type: ignore
+        before = random.getstate(), bits.state
         with GENERATOR, torch.random.fork_rng([]):
             for _ in range(2):
                 torch.manual_seed(0)
                 random.seed(0)
-                np.random.seed(0)
+                bits.state = type(bits)(0).state
                 few = range(0, len(rows), len(rows) // 8 + 1)
                 found.append(fingerprint([rows[i] for i in few]))
             random.setstate(before[0])
-            np.random.set_state(before[1])
+            bits.state = before[1]
         return found[0] if len({*found}) == 1 else None
 
     def _begin(self, epoch, batches):
