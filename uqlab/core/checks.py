@@ -364,7 +364,7 @@ def opened(data: Any, labels: Any = None) -> Any:
         if by_index and not isinstance(data, IterableDataset):
             raise TypeError(
                 f"a {type(data).__name__} must say how many samples it holds: give it "
-                "__len__, or make it an IterableDataset"
+                "__len__, or a part of it: torch.utils.data.Subset(data, range(1000))"
             )
         if labels is None:
             return data
