@@ -111,7 +111,7 @@ def test_datasets_and_loaders_are_read_where_tensors_are(taker, given):
 @pytest.mark.parametrize("taker", TAKERS.values(), ids=TAKERS)
 def test_what_may_have_no_end_is_refused_at_once_with_a_way_out(taker, given):
     began = time.process_time()
-    with pytest.raises(TypeError, match="islice"):
+    with pytest.raises(TypeError, match=r"islice|Subset"):
         taker(given, None)
     assert time.process_time() - began < 5  # nothing was read: it has no end
 

@@ -1,6 +1,7 @@
 """Outputs that are no [members, batch, classes]: one logit, several labels, pixels, means with variances."""
 
 import functools
+import math
 import subprocess
 import sys
 
@@ -247,9 +248,26 @@ def test_a_segmentation_network_learns_and_is_decomposed_by_pixel():
     assert metrics.accuracy(flat[:, known], truth[known]) > 0.85
 
 
+def test_beta_weights_each_term_by_a_power_of_its_variance():
+    z, y = draw(2, 5, 2).requires_grad_(), draw(2, 5, seed=1)
+    for beta in (0.0, 0.5, 1.0):  # 1: that of a squared error
+        loss = training.gaussian_nll(z, y, beta=beta)
+        (slopes,) = torch.autograd.grad(loss.sum(), z)
+        variance = z[..., 1].exp()
+        near(slopes[..., 0], (z[..., 0] - y) / 5 * variance ** (beta - 1))
+
+
 def fit(outputs, loss, labels):
     ensemble = ensembles.deep(lambda: mlp(outputs), 2)
     training.fit(ensemble, X, labels, epochs=1, lr=0.1, loss=loss, progress=False)
+
+
+def turned(loss):
+    """Labels with as many numbers as the outputs, in another order of the axes."""
+    shape = (3, 5, 8 if loss == "gaussian_nll" else 4)
+    make = lambda: nn.Sequential(nn.Linear(6, math.prod(shape)), nn.Unflatten(1, shape))  # noqa: E731
+    how = {"epochs": 1, "loss": loss, "progress": False}
+    training.fit(ensembles.deep(make, 2), X[:20], torch.rand(20, 5, 4, 3), **how)
 
 
 def segment(change):
@@ -277,6 +295,11 @@ def laplace(x=X.double(), **how):  # noqa: B008
         (lambda: fit(1, "binary_cross_entropy", X[:, 0] / 0), "finite"),
         (lambda: fit(3, "gaussian_nll", X[:, 0]), "k log-variances"),
         (lambda: fit(2, "gaussian_nll", X[:, :2]), r"\[1\] a sample"),
+        *[
+            (lambda n=n: turned(n), r"got \[20, 5, 4, 3\]")
+            for n in ("mse", "binary_cross_entropy", "gaussian_nll")
+        ],
+        (lambda: training.gaussian_nll(draw(2, 5, 3, 4), draw(2, 2, 5, 3)), "permute"),
         (lambda: segment(lambda y: y[:, 0]), r"\[24, 8, 8\] .*got \[24, 8\]"),
         (lambda: segment(lambda y: y + 1), "0 to 2"),
         (lambda: laplace(outputs="gaussian"), "noise_variance"),

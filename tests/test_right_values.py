@@ -1,6 +1,7 @@
 """What was plausible and wrong, each with its right value from a plain reference in float64."""
 
 import ast
+import copy
 import json
 import re
 from pathlib import Path
@@ -532,3 +533,80 @@ def test_targets_may_be_a_list_of_names_as_in_peft(x):
         ensembles.lora(network, 2, 1, target="*")
     with pytest.raises(ValueError, match="matches no"):
         ensembles.lora(network, 2, 1, target=["99"])
+
+
+# Data stay as they are -------------------------------------------------------------------------
+
+
+class Shifted(nn.Module):
+    """Some networks change what they are given; written without that, they compute the same."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, x):
+        return x.sub_(1.0) if self.in_place else x - 1.0
+
+
+def fitted(network, x, y):
+    ensemble = ensembles.from_members([network])
+    training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
+    return training.predict(ensemble, x)
+
+
+PASSES = {
+    "fit": fitted,
+    "predict": lambda network, x, y: training.predict(network, x),
+    "features": lambda network, x, y: representations.penultimate(network, x),
+    "laplace": lambda network, x, y: ensembles.laplace(network, x, 2)(x),
+    "knn": lambda network, x, y: scores.SCORES["knn"].fit(network, x, y)(network, x),
+    "exgrad": lambda network, x, y: scores.SCORES["exgrad"].fit(network, x, y)(
+        network, x
+    ),
+}
+
+
+@pytest.mark.parametrize("passes", PASSES.values(), ids=PASSES)
+def test_a_network_that_changes_its_inputs_leaves_the_data(passes, x, y):
+    layers, found = S(L(6, 8), nn.ReLU(), L(8, 3)), []
+    for in_place in (True, False):
+        given, network = x.clone(), S(Shifted(in_place), *copy.deepcopy(layers))
+        torch.manual_seed(0)
+        found.append(torch.as_tensor(passes(network, given, y)))
+        assert torch.equal(given, x)
+    assert_close(*found)
+
+
+# Trainings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_step_of_half_precision_is_that_of_torch(dtype, x, y):
+    theirs = S(L(6, 16), nn.ReLU(), L(16, 3)).to(dtype)
+    before = theirs[0].weight.detach().clone()
+    ours = ensembles.from_members([copy.deepcopy(theirs)])
+    how = {"epochs": 1, "lr": 0.5, "progress": False}
+    training.fit(ours, x, y, **how)
+    nn.functional.cross_entropy(theirs(x.to(dtype)).float(), y).backward()
+    torch.optim.SGD(theirs.parameters(), 0.5).step()
+    assert (theirs[0].weight - before).abs().max() > 0.01
+    assert_close(ours.member(0)[0].weight, theirs[0].weight, rtol=0.02, atol=0.002)
+
+
+def test_dropout_of_everything_trains_what_is_behind_it(x, y):
+    ours = ensembles.deep(lambda: S(L(6, 8), nn.ReLU(), nn.Dropout(1.0), L(8, 3)), 2)
+    before = ours.member(0)
+    training.fit(ours, x, y, epochs=1, lr=0.5, progress=False)
+    assert torch.equal(ours.member(0)[0].weight, before[0].weight)
+    share = before[3].bias.softmax(0) - y.bincount() / 60
+    assert_close(ours.member(0)[3].bias, before[3].bias - 0.5 * share)
+
+
+def test_batch_norm_without_running_statistics_is_trained(x, y):
+    norm = lambda: nn.BatchNorm1d(8, track_running_stats=False)  # noqa: E731
+    ours = ensembles.deep(lambda: S(L(6, 8), norm(), nn.ReLU(), L(8, 3)), 2)
+    theirs = ours.member(0).train()
+    training.fit(ours, x, y, epochs=1, lr=0.5, progress=False)
+    nn.functional.cross_entropy(theirs(x), y).backward()
+    assert_close(ours.member(0)[3].bias, theirs[3].bias - 0.5 * theirs[3].bias.grad)

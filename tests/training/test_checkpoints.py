@@ -1,5 +1,8 @@
 """Checkpoints: an interrupted run goes on bit for bit, and a checkpoint of anything else is refused."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from same import near
@@ -26,14 +29,15 @@ def test_checkpoint_of_another_run_is_refused(tmp_path, change):
 def stopped_after(steps, ensemble, **settings):
     """Train, and stop as Ctrl-C does in a notebook."""
 
+    class Watch:  # what a function notes in lists around it would be its settings
+        seen, stop = 0, steps
+
     def watch(x, generators):
-        seen.append(1)
-        if len(seen) in stops:
+        Watch.seen += 1
+        if Watch.seen == Watch.stop:
             raise KeyboardInterrupt
         return x
 
-    seen: list[int] = []
-    stops = [steps]
     settings |= {"lr": 0.1, "seed": 5, "batch_size": 64, "progress": False}
     training.fit(ensemble, INPUTS, LABELS, augment=watch, **settings)
 
@@ -59,6 +63,10 @@ def test_more_epochs_than_before_go_on(tmp_path):
     assert_close(weights(longer), weights(whole), rtol=0, atol=0)
     with pytest.raises(ValueError, match="has done 6 epochs"):
         trained(3, epochs=4, **settings)
+    settings = {"scheduler": "cosine", "resume": tmp_path / "cosine"}
+    trained(1, epochs=1, **settings)
+    with pytest.raises(ValueError, match="epochs, on whose number the cosine depends"):
+        trained(1, epochs=2, **settings)
 
 
 @pytest.mark.parametrize("what", ["inputs", "labels"])
@@ -75,6 +83,121 @@ def test_checkpoint_of_other_data_is_refused(tmp_path, what):
     data[what][-1] = 1 - data[what][-1].clamp(max=1)
     with pytest.raises(ValueError, match=f"another run, with other {what};"):
         training.fit(ensembles.deep(small_mlp, 2), *data.values(), **settings)
+
+
+def first(images):
+    return torch.utils.data.TensorDataset(images, LABELS)
+
+
+def loader(images=INPUTS, **how):
+    return torch.utils.data.DataLoader(first(images), 64, **how)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (first(INPUTS), first(INPUTS + 1)),
+        (loader(), loader(INPUTS + 1)),
+        (loader(), loader(shuffle=True)),
+        (loader(), loader(drop_last=True)),
+    ],
+)
+def test_checkpoint_of_another_dataset_is_refused(tmp_path, others):
+    how = {"epochs": 1, "lr": 0.1, "progress": False, "resume": tmp_path}
+    for _ in range(2):
+        training.fit(ensembles.deep(small_mlp, 2), others[0], **how)
+    with pytest.raises(ValueError, match="another run, with other data;"):
+        training.fit(ensembles.deep(small_mlp, 2), others[1], **how)
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Draws from wherever augmentations draw."""
+
+    def __init__(self):
+        self.own = np.random.default_rng()
+
+    def __len__(self):
+        return len(INPUTS)
+
+    def __getitem__(self, i):
+        noise = torch.randn(16) + random.random() + np.random.rand()  # noqa: NPY002
+        return INPUTS[i] + noise + self.own.random(), LABELS[i]
+
+
+def test_a_dataset_that_draws_is_no_other_one(tmp_path):
+    how = {"lr": 0.1, "progress": False, "resume": tmp_path}
+    for epochs in (1, 2):
+        data = Drawn()
+        history = training.fit(ensembles.deep(small_mlp, 2), data, epochs=epochs, **how)
+        assert history.steps == 3
+
+
+def decay(settings):
+    return lambda o: torch.optim.lr_scheduler.ExponentialLR(o, **settings)
+
+
+def smoothed(rates):
+    return lambda z, y: training.cross_entropy(z, y, smoothing=max(rates))
+
+
+def noisy(scales):
+    return lambda x, generators: x * scales[0]
+
+
+SHARE = {"smoothing": 0.0}
+
+
+def by_global(z, y):
+    return training.cross_entropy(z, y, **SHARE)
+
+
+class Powered(nn.Module):
+    def forward(self, x):
+        return self.power(x)
+
+    def power(self, x):
+        return x**2
+
+
+class Cubed(Powered):
+    def power(self, x):
+        return x**3
+
+
+Cubed.__qualname__ = Cubed.__name__ = "Powered"
+
+
+def powered(kind):
+    return ensembles.deep(lambda: nn.Sequential(nn.Linear(16, 4), kind()), 2)
+
+
+@pytest.mark.parametrize(
+    ("what", "one", "other"),
+    [
+        ("scheduler", decay({"gamma": 0.9}), decay({"gamma": 0.1})),
+        ("loss", smoothed({0.1}), smoothed({0.2})),
+        ("augment", noisy([1.0]), noisy([2.0])),
+        ("ensemble", powered(Powered), powered(Cubed)),
+    ],
+)
+def test_checkpoint_of_another_function_is_refused(tmp_path, what, one, other):
+    def fit(given, epochs):
+        how = {"ensemble": ensembles.deep(small_mlp, 2), "lr": 0.01, what: given}
+        how |= {"epochs": epochs, "progress": False, "resume": tmp_path}
+        training.fit(data=INPUTS, labels=LABELS, **how)
+
+    fit(one, 1)
+    fit(one, 2)
+    with pytest.raises(ValueError, match="another run, with other"):
+        fit(other, 3)
+
+
+def test_checkpoint_of_another_value_of_the_module_is_refused(tmp_path, monkeypatch):
+    how = {"epochs": 1, "loss": by_global, "progress": False, "resume": tmp_path}
+    training.fit(ensembles.deep(small_mlp, 2), INPUTS, LABELS, **how)
+    monkeypatch.setitem(SHARE, "smoothing", 0.2)
+    with pytest.raises(ValueError, match="another run, with other loss"):
+        training.fit(ensembles.deep(small_mlp, 2), INPUTS, LABELS, **how)
 
 
 def test_damaged_checkpoint_is_refused(tmp_path):
@@ -94,17 +217,19 @@ def test_resumes_on_another_number_of_threads(monkeypatch, tmp_path):
     settings = {"optimizer": "adam", "lr": 0.01}
     whole, _ = trained(5, **settings)
 
+    class Watch:
+        calls, stopped = 0, False
+
     def stop(x, generators):
-        calls.append(1)
-        if len(calls) > 11 and not stopped:
+        Watch.calls += 1
+        if Watch.calls > 11 and not Watch.stopped:
             raise KeyboardInterrupt
         return x
 
-    calls, stopped = [], []
     settings |= {"resume": tmp_path, "augment": stop}
     with pytest.raises(KeyboardInterrupt):
         trained(5, **settings)
-    stopped.append(True)
+    Watch.stopped = True
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     resumed, history = trained(5, **settings)

@@ -113,7 +113,8 @@ def test_a_stream_is_read_in_its_order():
     assert history.steps == 3 * 6
     near(training.predict(ours, Numbers(), batch_size=7), ours({"x": X}))
     with pytest.raises(ValueError, match="needs the number of batches"):
-        training.fit(ours, Numbers(), **HOW, scheduler="cosine")
+        training.fit(ours, Numbers(), **HOW, scheduler="cosine", warmup=2)
+    equal(ours, theirs)  # not a step was taken
 
 
 class Batches:
@@ -288,6 +289,10 @@ def test_a_callback_sees_every_epoch_and_ends_the_training(tmp_path):
     assert [losses for _, losses in seen] == history.loss.tolist()
     assert training.fit(MAKE["perceptrons"](), X, Y, **how).steps == 0  # it has ended
     assert len(seen) == 2
+    whole, resumed = MAKE["perceptrons"](), MAKE["perceptrons"]()
+    training.fit(whole, X, Y, **HOW)
+    training.fit(resumed, X, Y, **how | {"callbacks": []})  # nothing ends it now
+    equal(whole, resumed)
 
 
 def test_a_history_is_a_table_and_a_plot():
@@ -334,7 +339,7 @@ def test_a_scheduler_by_batch_moves_after_every_batch(tmp_path):
 @pytest.mark.parametrize("data", [(X, Y), DataLoader(PAIRS, 20)])
 def test_a_last_batch_of_one_sample_is_named_where_batch_norm_is(data):
     how = HOW | {"batch_size": 20}
-    with pytest.raises(ValueError, match="drop_last=True"):
+    with pytest.raises(ValueError, match="drop_last=True of the DataLoader"):
         training.fit(MAKE["batch norm"](), data, **how)
     training.fit(MAKE["perceptrons"](), data, **how)
     training.fit(MAKE["batch norm"](), (X, Y), **how, drop_last=True)
@@ -390,6 +395,25 @@ REFUSED = [
 def test_refused(given, message):
     with pytest.raises(ValueError, match=message):
         training.fit(MAKE["batch norm"](), **HOW | given)
+
+
+class Endless(Dataset):
+    """A dataset by number that does not say how many there are."""
+
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
+
+def test_a_dataset_must_say_how_much_it_holds():
+    ensemble = MAKE["perceptrons"]()
+    for call in (
+        lambda: training.fit(ensemble, Endless(), **HOW),
+        lambda: training.predict(ensemble, Endless()),
+    ):
+        with pytest.raises(TypeError, match=r"Endless must say .*Subset"):
+            call()
+    some = torch.utils.data.Subset(Endless(), range(50))
+    near(training.predict(ensemble, some), training.predict(ensemble, X[:50]))
 
 
 class Patient:

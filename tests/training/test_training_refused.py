@@ -3,6 +3,7 @@
 import pytest
 import torch
 from small_training import INPUTS, LABELS, small_mlp
+from torch import nn
 from torch.nn import functional as F
 
 from uqlab import ensembles, training
@@ -52,12 +53,25 @@ def test_augmented_inputs_are_the_same_samples():
     [
         lambda outputs, labels: F.cross_entropy(outputs.flatten(0, 1), labels.ravel()),
         lambda outputs, labels: outputs.mean(2),
+        nn.CrossEntropyLoss(),  # which raises itself
     ],
 )
 def test_a_loss_has_one_value_a_member(loss):
     """The mean over the members would train each with a part of its gradient."""
     ensemble = ensembles.deep(small_mlp, 2)
-    with pytest.raises(ValueError, match="one value a member"):
+    with pytest.raises((ValueError, RuntimeError), match="one value a member"):
         training.fit(
             ensemble, INPUTS, LABELS, epochs=1, lr=0.1, loss=loss, progress=False
         )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ensembles.dropout(small_mlp(0.0), 2),
+        lambda: ensembles.deep(small_mlp, 2).requires_grad_(False),
+    ],
+)
+def test_an_ensemble_without_anything_to_train_says_so(make):
+    with pytest.raises(ValueError, match="nothing in this ensemble is trained"):
+        training.fit(make(), INPUTS, LABELS, epochs=1, progress=False)

@@ -319,6 +319,8 @@ def between(name: str, value: Any, low: int, high: int) -> None:
 
 def within(name: str, value: Any, interval: str) -> None:
     """Raise unless a number lies in an interval like "(0, 1]" or "[0, inf)"."""
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number in {interval}, got {value!r}")
     low, high = map(float, interval[1:-1].split(","))
     at_end = (value == low and "[" in interval) or (value == high and "]" in interval)
     if not (low < value < high or at_end):
@@ -358,6 +360,12 @@ def opened(data: Any, labels: Any = None) -> Any:
     in_memory = array or isinstance(data, Sequence | Mapping | Set)
     stream = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
     if isinstance(data, Dataset) or (stream and not in_memory):
+        by_index = hasattr(data, "__getitem__") and not hasattr(data, "__len__")
+        if by_index and not isinstance(data, IterableDataset):
+            raise TypeError(
+                f"a {type(data).__name__} must say how many samples it holds: give it "
+                "__len__, or a part of it: torch.utils.data.Subset(data, range(1000))"
+            )
         if labels is None:
             return data
         raise ValueError(

@@ -1,10 +1,12 @@
 """Files that appear whole or not at all, and fingerprints of what a result needs."""
 
 import contextlib
+import dis
 import hashlib
 import inspect
 import json
 import os
+import re
 import types
 import uuid
 from collections.abc import Iterator, Mapping
@@ -78,9 +80,9 @@ def fingerprint(*things: Any) -> str:
 
     Tensors and arrays count with shape, type and every value, modules with how they
     are built and their state, classes with their name, functions with their code and
-    what they are made with (defaults, values from outside but lists, sets and mappings,
-    in which functions note things), numbers and texts with their `repr`, and other
-    objects with what pickle would keep. The items of lists, tuples and mappings count
+    what they are made with (defaults, values from outside; of a module's own names the
+    functions and plain values), numbers and texts with their `repr`, and other objects
+    with what pickle would keep. The items of lists, tuples and mappings count
     in their order; a list equals a tuple.
     """
     digest = hashlib.sha256()
@@ -143,10 +145,8 @@ def _reduced(thing: Any) -> list[Any] | None:
     try:
         kept = thing.__reduce_ex__(2)
     except Exception:  # a lock, a pattern: whatever cannot be pickled
-        plain = type(thing).__repr__ is object.__repr__  # which has its place in memory
-        return [type(thing), "" if plain else repr(thing)]
-    methods = filter(inspect.isfunction, vars(type(thing)).values())
-    code = list(methods) if callable(thing) else []
+        return [type(thing), re.sub(" at 0x[0-9a-f]+", "", repr(thing))]
+    code = _methods(type(thing)) if callable(thing) else []
     if isinstance(kept, str):
         return [type(thing), kept]
     return [type(thing), code, *kept[1:3], *map(list, filter(None, kept[3:5]))]
@@ -158,9 +158,31 @@ def _code(thing: Any) -> list[Any]:
         return [thing.__self__, thing.__func__]
     if inspect.iscode(thing):
         return [thing.co_code, thing.co_names, thing.co_consts]
-    outside = inspect.getclosurevars(thing).nonlocals.items()
-    outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
-    return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, *outside]
+    outside = dict(inspect.getclosurevars(thing).nonlocals)
+    for name in sorted(_global_names(thing.__code__) & thing.__globals__.keys()):
+        value = thing.__globals__[name]
+        here = getattr(value, "__globals__", None) is thing.__globals__
+        if here or type(value) in _PLAIN:
+            outside[f"global {name}"] = value
+    return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, outside]
+
+
+_OURS = "torch", "uqlab"
+_PLAIN = bool, int, float, str, list, tuple, set, frozenset, dict
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Return the names of a module that a function reads, or one inside it."""
+    steps = dis.get_instructions(code)
+    names = {step.argval for step in steps if step.opname == "LOAD_GLOBAL"}
+    inner = filter(inspect.iscode, code.co_consts)
+    return names.union(*map(_global_names, inner))
+
+
+def _methods(kind: type) -> list[Any]:
+    """Return the methods of a class that are neither torch's nor the package's."""
+    every = (m for _, m in inspect.getmembers(kind, inspect.isfunction))
+    return [m for m in every if str(m.__module__).split(".")[0] not in _OURS]
 
 
 def built(module: Any) -> list[Any]:
@@ -171,9 +193,9 @@ def built(module: Any) -> list[Any]:
     frozen = [p.requires_grad for p in module.parameters()]
     own = []
     for part in one.modules():
-        if type(part).__module__.split(".")[0] not in ("torch", "uqlab"):
+        if type(part).__module__.split(".")[0] not in _OURS:
             seen = {k: v for k, v in vars(part).items() if k[0] != "_"}
-            own.append([type(part).forward, seen | {"training": None}])
+            own.append([_methods(type(part)), seen | {"training": None}])
     return [repr(one), getattr(module, "recipe", None), frozen, own]
 
 

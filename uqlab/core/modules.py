@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from torch.utils.hooks import RemovableHandle
 
@@ -115,8 +116,12 @@ def rows_of(inputs: Inputs, rows: slice | int) -> Any:
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
-    """Return what a network makes of one tensor or of tensors by name."""
-    return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
+    """Return what a network makes of one tensor or of tensors by name.
+
+    It is given copies: one that changes its input in place must not change the data.
+    """
+    given = map_tensors(torch.clone, inputs)
+    return model(given) if isinstance(given, Tensor) else model(**given)
 
 
 class Counted(TorchDispatchMode):
@@ -209,6 +214,7 @@ def called_with(
     state = {name: t for n, t in tensors.items() for name in every.get(n, [n])}
     if isinstance(args, Mapping):
         args, kwargs = (), args
+    args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
     return functional_call(network, state, args, kwargs, tie_weights=False)
 
 

@@ -2,15 +2,18 @@
 
 import functools
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from uqlab.core.checks import as_inputs, at_least, count, first_tensor, parted
+from uqlab.core.files import fingerprint
 from uqlab.core.modules import like_parameters, map_tensors, rows_of
 from uqlab.ensembles import GENERATOR, member_seed
 
@@ -73,12 +76,32 @@ class Loaded:
         if not self.samples:
             self.begun = few, _ = self._begin(0, self.data)
         self.two = rows_of(as_given(task.ensemble, parted(few)[0]), slice(2))
-        size = getattr(self.data, "batch_size", None)
-        self.about = {"data": [type(self.data), self.samples, size]}
+        names = "batch_size", "drop_last", "sampler"
+        size, drop, sampler = (getattr(self.data, name, None) for name in names)
+        how = [type(self.data), self.samples, size, drop, type(sampler)]
+        self.about = {"data": [*how, task.resume and self._few()]}
 
     def check(self, check: Callable) -> None:
         """Check the labels of every batch by what `targets` returned."""
         self.labels_of = check
+
+    def _few(self):
+        """Return what tells a few items apart, unless each reading draws others."""
+        rows = getattr(self.data, "dataset", self.data)
+        if isinstance(rows, IterableDataset) or not hasattr(rows, "__getitem__"):
+            return None
+        found, bits = [], np.random.get_bit_generator()  # type: ignore
+        before = random.getstate(), bits.state
+        with GENERATOR, torch.random.fork_rng([]):
+            for _ in range(2):
+                torch.manual_seed(0)
+                random.seed(0)
+                bits.state = type(bits)(0).state
+                few = range(0, len(rows), len(rows) // 8 + 1)
+                found.append(fingerprint([rows[i] for i in few]))
+            random.setstate(before[0])
+            bits.state = before[1]
+        return found[0] if len({*found}) == 1 else None
 
     def _begin(self, epoch, batches):
         """Return an epoch's first batch, and the others.

@@ -193,7 +193,7 @@ def fit(
     num_workers
         Processes that read a dataset, as of a `DataLoader`.
     drop_last
-        Whether a last batch that is not full is left out.
+        Whether a last batch that is not full is left out; a loader has its own.
     class_weights
         [classes], of "cross_entropy", as in torch.
     augment
@@ -212,7 +212,8 @@ def fit(
     resume
         A folder that holds the state after every epoch. Where it is there already, the
         training goes on from it, bit-identical on a CPU, also to more epochs than it
-        was begun with (not with the cosine).
+        was begun with (not with the cosine); one that a callback has stopped only
+        without callbacks.
 
     Returns
     -------
@@ -236,8 +237,9 @@ def fit(
     follows = {k: v for k, v in vars(task).items() if k not in UNTOLD}
     _prepare(task)
     follows |= task.source.about | {"members": list(ensemble.member_ids)}
-    if scheduler != "cosine":
-        del follows["epochs"]
+    known = follows.pop("epochs")
+    if scheduler == "cosine":
+        follows["epochs, on whose number the cosine depends"] = known
     losses, steps = _train(task, Checkpoint(resume, ensemble, follows, callbacks))
     return History(losses, steps, time.perf_counter() - started)
 
@@ -249,6 +251,12 @@ def _prepare(task):
     at_least("batch_size", task.batch_size)
     task.device = next(task.ensemble.parameters()).device
     check_settings(task)
+    if not trainable(task.ensemble):
+        raise ValueError(
+            "nothing in this ensemble is trained, all its parameters are frozen: for "
+            "dropout train the network first, by fit(from_members([network]), ...), "
+            "else use .requires_grad_()"
+        )
     data = opened(task.data, task.labels)
     memory = isinstance(data, tuple)
     source: Any = Tensors(task, *data) if memory else Loaded(task, data)
@@ -267,6 +275,11 @@ def _steps(task, source):
         return task.epochs * ((n + last) // task.batch_size)
     with contextlib.suppress(TypeError):
         return task.epochs * len(source.data)
+    if task.scheduler == "cosine":
+        raise ValueError(
+            'scheduler="cosine" needs the number of batches, which this loader '
+            "does not know; give a function of the optimiser"
+        )
 
 
 def _train(task, saved):
@@ -380,7 +393,10 @@ def _epoch(task, losses, epoch, rows, step):
             seen += y.shape[1]
     except ValueError as error:
         if "more than 1 value per channel" in str(error):
-            error.add_note("the last batch is one sample: drop it by drop_last=True")
+            error.add_note(
+                "the last batch is one sample: drop it by drop_last=True, of a "
+                "DataLoader by drop_last=True of the DataLoader"
+            )
         raise
     step.end_epoch(own.div_(seen))
 
@@ -480,7 +496,8 @@ class Checkpoint:
         self.run = {name: fingerprint(value) for name, value in follows.items()}
         if self.path.exists():
             self.state = self.read(self.path)
-            self.ended = self.state["ended"]
+            # Without a callback that stops, a training goes on that one has stopped.
+            self.ended = self.state["ended"] and bool(callbacks)
             self._check(self.state["run"])
 
     def _check(self, theirs):

@@ -18,7 +18,7 @@ from uqlab.core.checks import (
     finite,
     one_of,
 )
-from uqlab.core.modules import evaluating, rows_of
+from uqlab.core.modules import evaluating
 from uqlab.ensembles import Ensemble
 
 # (outputs [members, batch, ...], labels [members, batch, ...]) -> losses [members]
@@ -64,7 +64,7 @@ def cross_entropy(
     return values.sum(1) / shares.masked_fill(shares == 0, 1)
 
 
-def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
+def gaussian_nll(outputs: Tensor, targets: Tensor, beta: float = 0.0) -> Tensor:
     """Return every member's mean negative log-likelihood under its normal laws.
 
     In nats, without the constant log(2 pi) / 2, as in torch.
@@ -76,10 +76,21 @@ def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
         their k variances.
     targets
         [members, batch, ..., k], or of k = 1 without the last axis.
+    beta
+        The power of the variance, held fixed, that weights each term: 0 is the
+        likelihood, 1 gives means the gradient of a squared error. Seitzer et al. 2022
+        recommend 0.5.
+
+    References
+    ----------
+    Seitzer et al., "On the pitfalls of heteroscedastic uncertainty estimation with
+    probabilistic neural networks", 2022.
     """
     mean, log_variance = _halves(outputs)
-    error = mean - targets.reshape(mean.shape)
+    error = mean - _like(mean, targets)
     values = (log_variance + error.square() * (-log_variance).exp()) / 2
+    if beta:
+        values = values * (beta * log_variance.detach()).exp()
     return values.flatten(1).mean(1)
 
 
@@ -111,14 +122,29 @@ def _halves(outputs):
     return outputs.chunk(2, -1)
 
 
+def _like(outputs, labels):
+    """Return labels in the outputs' shape, where at most axes of 1 are missing."""
+    if _long(labels) != _long(outputs):
+        raise ValueError(
+            f"labels must be {list(outputs.shape)}, like the outputs (of gaussian_nll "
+            f"like the means), got {list(labels.shape)}; use labels.permute"
+        )
+    return labels.reshape(outputs.shape)
+
+
+def _long(t):
+    """Return the lengths of axes that are not 1."""
+    return [n for n in t.shape if n != 1]
+
+
 def _binary_cross_entropy(logits, labels):
-    labels = labels.reshape(logits.shape)
+    labels = _like(logits, labels)
     values = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
     return values.flatten(1).mean(1)
 
 
 def _mean_square(outputs, targets):
-    return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
+    return (outputs - _like(outputs, targets)).square().flatten(1).mean(1)
 
 
 # What is learned from values like the outputs, by name.
@@ -143,7 +169,8 @@ def targets(
         return functools.partial(_of_members, loss), _as_many
     one_of("loss", loss, ("cross_entropy", *OF_VALUES))
     with torch.no_grad(), evaluating(ensemble):
-        outputs = ensemble(rows_of(two, slice(1)))[0]  # of one network for one sample
+        # Of one network for one sample; batch norm without statistics wants two.
+        outputs = ensemble(two)[0, :1]
     if loss in OF_VALUES:
         if loss == "gaussian_nll":
             outputs, _ = _halves(outputs)
@@ -161,13 +188,18 @@ def targets(
 
 def _of_members(loss, outputs, labels):
     """Return what a user's own loss returns; a mean over members is refused."""
-    values = loss(outputs, labels)
+    todo = (
+        f"loss must return one value a member, [{len(outputs)}]; of a loss of torch, "
+        "for one network, take lambda outputs, labels: "
+        "torch.stack([*map(loss, outputs, labels)])"
+    )
+    try:
+        values = loss(outputs, labels)
+    except (RuntimeError, ValueError) as error:
+        error.add_note(todo)
+        raise
     if values.shape != outputs.shape[:1]:
-        raise ValueError(
-            f"loss must return one value a member, [{len(outputs)}], got "
-            f"{list(values.shape)}; of a loss of torch, for one network, take lambda "
-            "outputs, labels: torch.stack([*map(loss, outputs, labels)])"
-        )
+        raise ValueError(f"{todo}; got {list(values.shape)}")
     return values
 
 
@@ -184,7 +216,7 @@ def _values(loss, outputs, labels, samples):
     y = _as_many(labels, samples)
     finite("labels", y)
     binary = loss == "binary_cross_entropy"
-    if y[0].numel() != outputs.numel() or (binary and (y.min() < 0 or y.max() > 1)):
+    if _long(y[0]) != _long(outputs) or (binary and (y.min() < 0 or y.max() > 1)):
         raise ValueError(
             f'loss="{loss}" needs labels {list(outputs.shape[1:])} a sample, of '
             f"binary_cross_entropy from 0 to 1; got {list(y.shape)}"

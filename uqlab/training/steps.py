@@ -51,11 +51,6 @@ def _rate(task: Any, step: int, epoch: int) -> float:
         return 0.1 ** sum(epoch >= milestone for milestone in task.milestones)
     if task.scheduler != "cosine":
         return 1.0
-    if task.steps is None:
-        raise ValueError(
-            'scheduler="cosine" needs the number of batches, which this loader '
-            "does not know; give a function of the optimiser"
-        )
     after = max(1, task.steps - task.warmup)
     return 0.5 * (1 + math.cos(math.pi * (step - task.warmup) / after))
 
@@ -64,7 +59,9 @@ def _optimizer(task: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
     """Return torch's optimiser of the settings."""
     how: dict[str, Any] = {} if task.lr is None else {"lr": task.lr}
     if isinstance(task.optimizer, str):
-        how |= {"weight_decay": task.weight_decay, "fused": True}
+        # On a CPU torch's fused SGD leaves most half-precision weights as they are.
+        fused = all(p.dtype.itemsize > 2 for p in parameters)
+        how |= {"weight_decay": task.weight_decay, "fused": fused}
         if task.optimizer == "sgd":
             how["momentum"] = task.momentum
         return OPTIMIZERS[task.optimizer](parameters, **how)
@@ -240,7 +237,9 @@ def _is_chain(network, flat):
         for m in network.modules()
     )
     flattened = isinstance(network[0], nn.Flatten) and network[0].start_dim == 1
-    return (flat or flattened) and not hooked and len({*network}) == len(network)
+    finite = all(getattr(part, "p", 0) < 1 for part in network)  # scales of dropout
+    once = finite and len({*network}) == len(network)
+    return (flat or flattened) and not hooked and once
 
 
 def _keep_mask(x, p, generators):
