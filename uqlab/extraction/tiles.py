@@ -138,7 +138,7 @@ class TiledEnsemble(OneNetwork):
 
     def _at_positions(self, x: Tensor) -> Tensor:
         """Return logits at all positions, [batch, classes, height, width]."""
-        logits = logits_of(self.network(x))
+        logits = logits_of(self.network(x.clone()))
         name = self._positions().name
         height, width = self._positions().sides
         if logits.shape[:-1] != (height * width * len(x),):
@@ -168,7 +168,7 @@ class TiledEnsemble(OneNetwork):
         if not every.isfinite().all():
             return  # such inputs show nothing
         with hooked([positions.register_forward_hook(_averaged)]):
-            whole = logits_of(self.network(x))
+            whole = logits_of(self.network(x.clone()))
         difference = (every.mean((2, 3)) - whole).abs().max()
         if self.linear and not difference <= _TOLERANCE * every.abs().max():
             raise ValueError(
