@@ -34,6 +34,11 @@ PAGES = parameters.all_notebooks()
         ("nothing", "1:30", "1:30"),
         ("nothing", "null", None),
         ("nothing", "{a: 1}", {"a": 1}),
+        ("seed", "010", 10),
+        ("widths", "[010, 1:30, 1_0]", [10, "1:30", "1_0"]),
+        ("widths", "[no, 'true', ~, 2026-01-01]", ["no", "true", None, "2026-01-01"]),
+        ("widths", "[a, 1e-3, .5, -2]", ["a", 1e-3, 0.5, -2]),
+        ("nothing", "{lr: 1e-3, a: true}", {"lr": 1e-3, "a": True}),
     ],
 )
 def test_values_are_data_of_the_default_s_type(tmp_path, name, text, value):
@@ -90,6 +95,14 @@ def test_broken_files_are_named(tmp_path):
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     with pytest.raises(ValueError, match=r"0\.ipynb is not a notebook .* byte-order"):
         parameters.overrides(path)
+
+
+def test_a_profile_means_what_a_command_line_means(tmp_path):
+    path = notebook(tmp_path / "0.ipynb")
+    written = "a: {b: &a {name: no}}\ntiny: {'0': {<<: *a, seed: 010, widths: [1e-3, 1:30]}}"
+    (tmp_path / "profiles.yaml").write_text(written)
+    found = parameters.overrides(path, "tiny")
+    assert found == {"name": "no", "seed": 10, "widths": [1e-3, "1:30"]}
 
 
 def test_profiles_name_notebooks_and_parameters_that_exist():
@@ -235,7 +248,7 @@ def test_a_page_adapts_its_defaults_or_refuses_what_leaves_nothing(page, given, 
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (("digits", "leters"), 'name must be .*"letters".* got .leters'),
+        (("digits", "leters"), "name must be .*letters.* got .leters"),
         (("digits[3]",), "must have labels of two classes or more"),
         (("spoken-digits", "texts.tsv"), "texts holds texts"),
     ],
