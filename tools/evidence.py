@@ -113,7 +113,12 @@ def keep(sweep: Path, folder: Path, figures: Iterable[str]) -> None:
         for path, checksum in manifest.data.items()
     }
     files = {name: manifest.files[name] for name in kept}
-    dataclasses.replace(manifest, data=data, files=files).save(folder)
+    notebook = str((first / manifest.notebook).resolve()).removeprefix(here)
+    frame["run_notebook"] = notebook
+    manifest = dataclasses.replace(
+        manifest, data=data, files=files, notebook=notebook
+    )
+    manifest.save(folder)
     write(folder / "table.csv", frame.to_csv(index=False, float_format="%.6g"))
     about = tables.circumstances([Manifest.read(sweep / run) for run in frame.run])
     write(folder / "table.json", json.dumps(about, indent=1))
