@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas
 import yaml
 
 from uqlab import runs
@@ -175,7 +176,7 @@ def _apart(folder: Path, entry: dict[str, Any]) -> Iterator[str]:
     yield from (entry[key] for key in ("smaller", "found") if key in entry)
     reasons = entry.get("reasons", {})
     if entry.get("compared"):
-        table = tables.load(folder / "table.csv")
+        table = pandas.read_csv(folder / "table.csv")
         numbers = [(table[line["number"]], line) for line in entry["compared"]]
         values, most = max(
             numbers, key=lambda pair: abs(pair[0].mean() / pair[1]["paper"] - 1)
@@ -205,7 +206,7 @@ def _apart(folder: Path, entry: dict[str, Any]) -> Iterator[str]:
 def _held(folder: Path) -> dict[str, list[bool]]:
     """Return whether each claim holds in each run."""
     if (folder / "table.csv").is_file():
-        table = tables.load(folder / "table.csv")
+        table = pandas.read_csv(folder / "table.csv")
         names = [name for name in table if name.startswith("claim_")]
         return {
             name.removeprefix("claim_"): [bool(held) for held in table[name].dropna()]
