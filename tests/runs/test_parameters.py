@@ -127,6 +127,40 @@ def test_a_notebook_without_a_profile_is_refused_and_left_out(project):
     assert "02_third" not in said
 
 
+def test_a_missing_profile_is_offered_where_a_study_of_that_number_has_it():
+    lesson, study = parameters.find("03"), parameters.find("studies/03")
+    offer = f"has no profile 'paper'.*run {study.stem} --profile paper"
+    with pytest.raises(ValueError, match=f"(?s){offer}"):
+        parameters.overrides(lesson, "paper")
+    assert parameters.find(study.stem) == study
+    assert parameters.overrides(study, "paper")
+
+
+def test_folders_and_patterns_are_those_of_the_callers_folder_too(project):
+    (project / "nets" / "digits").mkdir(parents=True)
+    (project / "nets" / "best").touch()
+    (project / "digits").mkdir()  # and yet the set of this name is meant
+    (project / "letters").touch()
+    (project / "my model.py").touch()
+    here = project.as_posix()
+    for given, meant in {
+        "nets/": f"{here}/nets",
+        "./nets": f"{here}/nets",
+        "nets/*": f"{here}/nets/*",
+        "[nets/best , digits]": f"[{here}/nets/best , digits]",
+        "my model.py:make": f"{here}/my model.py:make",
+        "nets/none": "nets/none",
+        "letters": "letters",
+        "It is 1/2.": "It is 1/2.",
+    }.items():
+        for command in (["run", "00"], ["sweep", "00", "-g", "seed", "0:1"]):
+            said = call(*command, "-p", "name", given, "--dry-run").output
+            if command[0] == "run":
+                assert str({"name": meant}) in said
+            else:
+                assert f"'name': {meant!r}" in said
+
+
 def test_own_files_are_those_of_the_callers_folder(project):
     """Typed by name, they are found by a page that runs in another folder."""
     (project / "mine.npz").touch()

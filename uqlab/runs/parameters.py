@@ -279,7 +279,10 @@ def overrides(
     sets, stem = profiles(notebook), notebook.stem
     has = ["quick", *(name for name in sets if stem in sets[name])]
     if profile not in has:
-        raise ValueError(f"{stem} has no profile {profile!r}; it has: {', '.join(has)}")
+        others = [name for name in sets.get(profile, ()) if name[:2] == stem[:2]]
+        way = "".join(f"\n{n} has it: run {n} --profile {profile}" for n in others)
+        known = f"it has: {', '.join(has)}"
+        raise ValueError(f"{stem} has no profile {profile!r}; {known}{way}")
     values = sets.get(profile, {}).get(stem, {}) | (changes or {})
     return checked(values, defaults(notebook), stem)
 
