@@ -116,9 +116,7 @@ def keep(sweep: Path, folder: Path, figures: Iterable[str]) -> None:
     files = {name: manifest.files[name] for name in kept}
     notebook = str((first / manifest.notebook).resolve()).removeprefix(here)
     frame["run_notebook"] = notebook
-    manifest = dataclasses.replace(
-        manifest, data=data, files=files, notebook=notebook
-    )
+    manifest = dataclasses.replace(manifest, data=data, files=files, notebook=notebook)
     manifest.save(folder)
     write(folder / "table.csv", frame.to_csv(index=False, float_format="%.6g"))
     about = tables.circumstances([Manifest.read(sweep / run) for run in frame.run])

@@ -108,7 +108,8 @@ def test_a_changed_data_file_makes_stale_the_runs_that_name_it(project, computed
 
 
 @pytest.mark.parametrize(
-    "line", ["import os, helper", "from helper import f", "%run helper.py", "import nets.a"]
+    "line",
+    ["import os, helper", "from helper import f", "%run helper.py", "import nets.a"],
 )
 def test_modules_beside_a_notebook_that_it_imports_make_its_runs_stale(
     project, computed, line
@@ -128,9 +129,7 @@ def test_modules_beside_a_notebook_that_it_imports_make_its_runs_stale(
     assert statuses(runs.sweep("00", grid, progress=False)) == ["ok"]
 
 
-def test_a_notebook_that_moved_is_not_done_with_other_data(
-    project, computed, tmp_path
-):
+def test_a_notebook_that_moved_is_not_done_with_other_data(project, computed, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "d.csv").write_text(name)
@@ -145,7 +144,9 @@ def test_a_notebook_that_moved_is_not_done_with_other_data(
 def test_two_notebooks_of_one_name_do_not_share_a_folder(
     project, computed, tmp_path, monkeypatch
 ):
-    one, other = (notebook(tmp_path / f / "x.ipynb", parameters=PARAMETERS) for f in "ab")
+    one, other = (
+        notebook(tmp_path / f / "x.ipynb", parameters=PARAMETERS) for f in "ab"
+    )
     makes = [
         runs.execute,
         runs.run_one,

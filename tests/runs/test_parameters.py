@@ -99,7 +99,9 @@ def test_broken_files_are_named(tmp_path):
 
 def test_a_profile_means_what_a_command_line_means(tmp_path):
     path = notebook(tmp_path / "0.ipynb")
-    written = "a: {b: &a {name: no}}\ntiny: {'0': {<<: *a, seed: 010, widths: [1e-3, 1:30]}}"
+    written = (
+        "a: {b: &a {name: no}}\ntiny: {'0': {<<: *a, seed: 010, widths: [1e-3, 1:30]}}"
+    )
     (tmp_path / "profiles.yaml").write_text(written)
     found = parameters.overrides(path, "tiny")
     assert found == {"name": "no", "seed": 10, "widths": [1e-3, "1:30"]}

@@ -105,7 +105,10 @@ def test_columns_that_no_file_could_hold_are_text(project, computed):
     ("numbers", "columns"),
     [
         ({"run": 1, "run_seconds": 2}, ["run_recorded", "run_seconds_recorded"]),
-        ({"run_stale": 1, "claim_even": 2}, ["run_stale_recorded", "claim_even_recorded"]),
+        (
+            {"run_stale": 1, "claim_even": 2},
+            ["run_stale_recorded", "claim_even_recorded"],
+        ),
         ({"seed_recorded": 1, "seed": 2}, ["seed_recorded", "seed_recorded_recorded"]),
         ({"fall": {"id": 1}, "fall.id": 2}, ["fall.id", "fall.id_recorded"]),
         ({"big": 2**70, "pair": [1, 2**64]}, ["big", "pair"]),

@@ -83,7 +83,8 @@ class Job:
         given = overrides(notebook, profile, parameters)
         values = defaults(notebook) | given
         folder = folder.expanduser().absolute()
-        for made in [*folder.glob("manifest.json"), *folder.glob("*/manifest.json")][:1]:
+        there = [*folder.glob("manifest.json"), *folder.glob("*/manifest.json")]
+        for made in there[:1]:
             other = made.resolve().parent / Manifest.read(made.parent).notebook
             if other.is_file() and not other.samefile(notebook):
                 raise ValueError(

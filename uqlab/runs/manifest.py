@@ -106,13 +106,14 @@ class Present:
     def __init__(self) -> None:
         self.now = Manifest(uqlab=uqlab.__version__, commit=commit())
         self._digest = functools.cache(_digest)
+        self._imported = functools.cache(_imported)
 
     def data(self, parameters: Values, notebook: Path) -> dict[str, str | None]:
         """Return the checksums of what parameters name and the notebook imports.
 
         Relative paths are seen from the notebook's folder.
         """
-        places = [*_places(parameters, notebook.parent), *_imported(notebook)]
+        places = [*_places(parameters, notebook.parent), *self._imported(notebook)]
         return {place: self._digest(place) for place in places}
 
     def stale(self, manifest: Manifest, notebook: Path | None = None) -> str:
