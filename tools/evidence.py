@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas
 import yaml
 
 from uqlab import runs
@@ -113,7 +114,10 @@ def keep(sweep: Path, folder: Path, figures: Iterable[str]) -> None:
         for path, checksum in manifest.data.items()
     }
     files = {name: manifest.files[name] for name in kept}
-    dataclasses.replace(manifest, data=data, files=files).save(folder)
+    notebook = str((first / manifest.notebook).resolve()).removeprefix(here)
+    frame["run_notebook"] = notebook
+    manifest = dataclasses.replace(manifest, data=data, files=files, notebook=notebook)
+    manifest.save(folder)
     write(folder / "table.csv", frame.to_csv(index=False, float_format="%.6g"))
     about = tables.circumstances([Manifest.read(sweep / run) for run in frame.run])
     write(folder / "table.json", json.dumps(about, indent=1))
@@ -170,7 +174,7 @@ def _apart(folder: Path, entry: dict[str, Any]) -> Iterator[str]:
     yield from (entry[key] for key in ("smaller", "found") if key in entry)
     reasons = entry.get("reasons", {})
     if entry.get("compared"):
-        table = tables.load(folder / "table.csv")
+        table = pandas.read_csv(folder / "table.csv")
         numbers = [(table[line["number"]], line) for line in entry["compared"]]
         values, most = max(
             numbers, key=lambda pair: abs(pair[0].mean() / pair[1]["paper"] - 1)
@@ -200,7 +204,7 @@ def _apart(folder: Path, entry: dict[str, Any]) -> Iterator[str]:
 def _held(folder: Path) -> dict[str, list[bool]]:
     """Return whether each claim holds in each run."""
     if (folder / "table.csv").is_file():
-        table = tables.load(folder / "table.csv")
+        table = pandas.read_csv(folder / "table.csv")
         names = [name for name in table if name.startswith("claim_")]
         return {
             name.removeprefix("claim_"): [bool(held) for held in table[name].dropna()]

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -104,6 +105,35 @@ def test_settings_of_a_model_are_data_and_files_that_the_page_finds(
     assert sum(isinstance(part, nn.Conv2d) for part in network.modules()) == 31
     said = call("report", "--data", "digits", "-p", "dataset", "letters")
     assert "dataset: given by an option and by -p" in said.output
+
+
+@pytest.mark.parametrize(
+    ("advice", "title"),
+    [
+        ("Divide its logits by 2: `fit` (06).", "What to do next (in brackets"),
+        ("Divide the logits by 2.00.", "What to do next\n"),
+    ],
+)
+def test_a_report_prints_what_it_has(tmp_path, monkeypatch, advice, title):
+    """No line on claims where the page makes none, no word on brackets without any."""
+
+    def compute(jobs):
+        (job,) = jobs
+        job.folder.mkdir(parents=True)
+        shutil.copy(job.notebook, job.folder / f"{job.folder.name}.ipynb")
+        table = {"index": ["accuracy"], "columns": ["value"], "data": [["0.9"]]}
+        results = {"numbers": {"next": [advice]}, "tables": {"report": table}}
+        (job.folder / "results.json").write_text(json.dumps(results))
+        job.status = "ok"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(execution, "run_all", compute)
+    (tmp_path / "run.npz").touch()
+    said = call("report", "--logits", "run.npz").output
+    assert f"\n{title}" in said
+    assert "claims" not in said
+    assert "\n\n\n" not in said
+    assert said.rstrip().endswith("ok: 1")
 
 
 def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import call
-from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
+from small_runs import call, notebook
+from small_sweeps import PARAMETERS, checkout, stand_in  # noqa: F401  (fixtures)
 
 from uqlab import __version__, runs
 from uqlab.core.files import read_json, sha256
@@ -107,6 +107,65 @@ def test_a_changed_data_file_makes_stale_the_runs_that_name_it(project, computed
     assert made.data == {str(path): sha256(path)}
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["import os, helper", "from helper import f", "%run helper.py", "import nets.a"],
+)
+def test_modules_beside_a_notebook_that_it_imports_make_its_runs_stale(
+    project, computed, line
+):
+    folder = project / "notebooks"
+    (folder / "nets").mkdir()
+    for name in ("helper.py", "nets/a.py"):
+        (folder / name).write_text("f = 1")
+    notebook(folder / "00_some.ipynb", f"1\n  {line}", parameters=PARAMETERS)
+    grid = {"seed": [0]}
+    runs.sweep("00", grid, progress=False)
+    assert statuses(runs.sweep("00", grid, progress=False)) == ["done before"]
+    changed = "nets/a.py" if "nets" in line else "helper.py"
+    (folder / changed).write_text("f = 2")
+    kept = runs.sweep("00", grid, progress=False, keep_stale=True).outcomes[0]
+    assert kept.reason == f"{Path(changed).name} changed since"
+    assert statuses(runs.sweep("00", grid, progress=False)) == ["ok"]
+
+
+def test_a_notebook_that_moved_is_not_done_with_other_data(project, computed, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "d.csv").write_text(name)
+    page = notebook(tmp_path / "a" / "x.ipynb", parameters=PARAMETERS)
+    grid = {"name": ["d.csv"]}
+    assert statuses(runs.sweep(page, grid, progress=False)) == ["ok"]
+    moved = page.rename(tmp_path / "b" / "x.ipynb")
+    assert statuses(runs.sweep(moved, grid, progress=False)) == ["ok"]
+    assert statuses(runs.sweep(moved, grid, progress=False)) == ["done before"]
+
+
+def test_two_notebooks_of_one_name_do_not_share_a_folder(
+    project, computed, tmp_path, monkeypatch
+):
+    one, other = (
+        notebook(tmp_path / f / "x.ipynb", parameters=PARAMETERS) for f in "ab"
+    )
+    makes = [
+        runs.execute,
+        runs.run_one,
+        lambda page: runs.sweep(page, {"seed": "0:2"}, progress=False),
+    ]
+    for make in makes:
+        make(one)
+        with pytest.raises(ValueError, match=r"a/x\.ipynb.*--output-dir"):
+            make(other)
+    count = len(computed)
+    assert call("run", other, "--output-dir", "elsewhere").exit_code == 0
+    monkeypatch.chdir(one.parent)
+    runs.run_one("x.ipynb", root="../figures")  # the same, seen from elsewhere
+    runs.execute("x.ipynb", folder="../figures/quick/x")
+    assert len(computed) == count + 2
+    one.unlink()
+    runs.execute(other, folder="../figures/quick/x")
+
+
 def test_every_damage_to_a_manifest_is_seen(project, computed):
     folder = runs.run_one("00")
     path = folder / "manifest.json"
@@ -143,8 +202,10 @@ def test_whatever_a_parameter_names_makes_its_run_stale(tmp_path, named, changed
     for folder in ("", "nets/deep"):  # as an editor makes them
         (tmp_path / folder / ".#layer.py").symlink_to("nowhere")
 
+    page = notebook(tmp_path / "0.ipynb")
+
     def checksums():
-        return manifest.Present().data({"model": named}, tmp_path)
+        return manifest.Present().data({"model": named}, page)
 
     before = checksums()
     assert before
@@ -162,9 +223,9 @@ def test_whatever_a_parameter_names_makes_its_run_stale(tmp_path, named, changed
 
 def test_what_parameters_do_not_name_has_no_checksum(tmp_path):
     values = {"dataset": "digits", "ood": ["letters[0-2]"], "settings": {"a": 3}}
-    assert manifest.Present().data(values, tmp_path) == {}
+    page = notebook(tmp_path / "0.ipynb", "from uqlab import data\nimport os, mine")
+    assert manifest.Present().data(values, page) == {}
     home = Path.home() / ".profile"
     if home.exists():
-        assert manifest.Present().data({"a": "~/.profile"}, tmp_path).keys() == {
-            str(home)
-        }
+        found = manifest.Present().data({"a": "~/.profile"}, page)
+        assert found.keys() == {str(home)}

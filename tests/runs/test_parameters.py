@@ -34,6 +34,11 @@ PAGES = parameters.all_notebooks()
         ("nothing", "1:30", "1:30"),
         ("nothing", "null", None),
         ("nothing", "{a: 1}", {"a": 1}),
+        ("seed", "010", 10),
+        ("widths", "[010, 1:30, 1_0]", [10, "1:30", "1_0"]),
+        ("widths", "[no, 'true', ~, 2026-01-01]", ["no", "true", None, "2026-01-01"]),
+        ("widths", "[a, 1e-3, .5, -2]", ["a", 1e-3, 0.5, -2]),
+        ("nothing", "{lr: 1e-3, a: true}", {"lr": 1e-3, "a": True}),
     ],
 )
 def test_values_are_data_of_the_default_s_type(tmp_path, name, text, value):
@@ -92,6 +97,16 @@ def test_broken_files_are_named(tmp_path):
         parameters.overrides(path)
 
 
+def test_a_profile_means_what_a_command_line_means(tmp_path):
+    path = notebook(tmp_path / "0.ipynb")
+    written = (
+        "a: {b: &a {name: no}}\ntiny: {'0': {<<: *a, seed: 010, widths: [1e-3, 1:30]}}"
+    )
+    (tmp_path / "profiles.yaml").write_text(written)
+    found = parameters.overrides(path, "tiny")
+    assert found == {"name": "no", "seed": 10, "widths": [1e-3, "1:30"]}
+
+
 def test_profiles_name_notebooks_and_parameters_that_exist():
     folder = Path(uqlab.__file__).parents[1] / "notebooks"
     for notebooks in parameters.profiles(folder / "any").values():
@@ -112,6 +127,40 @@ def test_a_notebook_without_a_profile_is_refused_and_left_out(project):
     said = call("run", "--profile", "tiny", "--dry-run").output
     assert "would run 2 of 2" in said
     assert "02_third" not in said
+
+
+def test_a_missing_profile_is_offered_where_a_study_of_that_number_has_it():
+    lesson, study = parameters.find("03"), parameters.find("studies/03")
+    offer = f"has no profile 'paper'.*run {study.stem} --profile paper"
+    with pytest.raises(ValueError, match=f"(?s){offer}"):
+        parameters.overrides(lesson, "paper")
+    assert parameters.find(study.stem) == study
+    assert parameters.overrides(study, "paper")
+
+
+def test_folders_and_patterns_are_those_of_the_callers_folder_too(project):
+    (project / "nets" / "digits").mkdir(parents=True)
+    (project / "nets" / "best").touch()
+    (project / "digits").mkdir()  # and yet the set of this name is meant
+    (project / "letters").touch()
+    (project / "my model.py").touch()
+    here = project.as_posix()
+    for given, meant in {
+        "nets/": f"{here}/nets",
+        "./nets": f"{here}/nets",
+        "nets/*": f"{here}/nets/*",
+        "[nets/best , digits]": f"[{here}/nets/best , digits]",
+        "my model.py:make": f"{here}/my model.py:make",
+        "nets/none": "nets/none",
+        "letters": "letters",
+        "It is 1/2.": "It is 1/2.",
+    }.items():
+        for command in (["run", "00"], ["sweep", "00", "-g", "seed", "0:1"]):
+            said = call(*command, "-p", "name", given, "--dry-run").output
+            if command[0] == "run":
+                assert str({"name": meant}) in said
+            else:
+                assert f"'name': {meant!r}" in said
 
 
 def test_own_files_are_those_of_the_callers_folder(project):
@@ -235,7 +284,7 @@ def test_a_page_adapts_its_defaults_or_refuses_what_leaves_nothing(page, given, 
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (("digits", "leters"), "name must be .*.letters.*got .leters"),
+        (("digits", "leters"), "name must be .*letters.* got .leters"),
         (("digits[3]",), "must have labels of two classes or more"),
         (("spoken-digits", "texts.tsv"), "texts holds texts"),
     ],

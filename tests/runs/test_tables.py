@@ -37,7 +37,7 @@ def test_table(project, computed):
     assert result.exit_code == 0
     assert re.match(r"4 runs, 20 columns: .*table\.parquet and \.csv\n$", result.output)
     pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
-    csv = runs.load(report.folder / "table.csv").dropna(axis="columns", how="all")
+    csv = pd.read_csv(report.folder / "table.csv").dropna(axis="columns", how="all")
     written = frame.dropna(axis="columns", how="all")
     pd.testing.assert_frame_equal(csv, written, check_dtype=False)
     pd.testing.assert_frame_equal(runs.load("00"), frame)
@@ -99,6 +99,48 @@ def test_columns_that_no_file_could_hold_are_text(project, computed):
     assert list(frame.mixed[:2]) == ["1.5", '"text"']
     assert frame.mixed.isna()[2]
     pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "columns"),
+    [
+        ({"run": 1, "run_seconds": 2}, ["run_recorded", "run_seconds_recorded"]),
+        (
+            {"run_stale": 1, "claim_even": 2},
+            ["run_stale_recorded", "claim_even_recorded"],
+        ),
+        ({"seed_recorded": 1, "seed": 2}, ["seed_recorded", "seed_recorded_recorded"]),
+        ({"fall": {"id": 1}, "fall.id": 2}, ["fall.id", "fall.id_recorded"]),
+        ({"big": 2**70, "pair": [1, 2**64]}, ["big", "pair"]),
+    ],
+)
+def test_whatever_a_notebook_records_the_table_is_written(
+    project, computed, numbers, columns
+):
+    report = runs.sweep("00", {"seed": [5, 6]}, progress=False)
+    for outcome in report.outcomes:
+        found = read_json(outcome.folder / "results.json") | {"numbers": numbers}
+        write(outcome.folder / "results.json", json.dumps(found))
+        again(outcome.folder)
+    frame = tables.save(report.folder)
+    assert [*frame.seed] == [5, 6]
+    assert [*frame.run] == [outcome.folder.name for outcome in report.outcomes]
+    assert not frame.run_stale.any()
+    assert [*frame.claim_even] == [False, True]
+    values = [v["id"] if isinstance(v, dict) else v for v in numbers.values()]
+    for column, value in zip(columns, values, strict=True):
+        assert json.loads(str(frame[column][1])) == value
+    pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
+
+
+def test_texts_of_a_table_stay_texts(project, computed):
+    texts = ["001", "NA", "None"]
+    report = runs.sweep("00", {"name": texts}, progress=False)
+    call("collect", "00")
+    for table in (report.folder, report.folder / "table.parquet"):
+        assert [*runs.load(table).name] == texts
+    with pytest.raises(ValueError, match=r"table\.parquet"):
+        runs.load(report.folder / "table.csv")
 
 
 def test_without_runs_commands_say_what_to_run_first(project):

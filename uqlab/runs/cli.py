@@ -79,18 +79,20 @@ def _by_name(context, parameter, pairs):
 
 
 def _from_here(text: str, folders: bool = False) -> str:
-    """Make the paths of files in a text absolute: kernels run in another folder.
+    """Make the paths in a text absolute: kernels run in another folder.
 
-    With `folders` the text may also be a folder or a pattern.
+    They are files, folders and patterns with a dot, / or *; with `folders`, any that
+    are there.
     """
 
     def absolute(match):
-        path = Path(match[0]).expanduser()
-        return path.absolute().as_posix() if path.is_file() else match[0]
+        path = os.path.expanduser(match[0])
+        there = re.search("[./*]", path) and glob.glob(path)
+        return Path(path).absolute().as_posix() if there else match[0]
 
     if folders and text and glob.glob(os.path.expanduser(text)):
         return str(Path(text).expanduser().absolute())
-    return re.sub(r"""[^\s'"\[\]{},:][^'"\[\]{},:]*\.\w+""", absolute, text)
+    return re.sub(r"""[^\s'"[\]{},:]([^'"[\]{},:]*[^\s'"[\]{},:])?""", absolute, text)
 
 
 def _by_resource(context, parameter, pairs):
@@ -506,10 +508,12 @@ def _show(run: Path, folder: Path, name: str) -> None:
     claims = [
         f"[{'x' if c.holds else ' '}] {c.sentence}" for c in record.claims.values()
     ]
-    click.echo("\n".join([frame.to_string(), "", *claims]))
-    click.echo("\nWhat to do next (in brackets: the lesson)")
-    click.echo("\n".join(record.numbers["next"]))
-    click.echo(f"\nfigures and numbers: {run}\nlook at: {page}")
+    advice = record.numbers["next"]
+    lessons = re.search(r"\(\d\d\)", str(advice))
+    title = "What to do next" + (" (in brackets: the lesson)" if lessons else "")
+    parts = [[frame.to_string()], claims, [title, *advice]]
+    parts += [[f"figures and numbers: {run}", f"look at: {page}"]]
+    click.echo("\n\n".join("\n".join(lines) for lines in parts if lines))
 
 
 def _write_html(notebook: Path, page: Path) -> None:

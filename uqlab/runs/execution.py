@@ -83,6 +83,14 @@ class Job:
         given = overrides(notebook, profile, parameters)
         values = defaults(notebook) | given
         folder = folder.expanduser().absolute()
+        there = [*folder.glob("manifest.json"), *folder.glob("*/manifest.json")]
+        for made in there[:1]:
+            other = made.resolve().parent / Manifest.read(made.parent).notebook
+            if other.is_file() and not other.samefile(notebook):
+                raise ValueError(
+                    f"{folder} is a result of {other.resolve()}, not of {notebook}: "
+                    "name another folder (--output-dir), or another notebook's name"
+                )
         return cls(notebook, given, folder, profile, values, source_sha256(notebook))
 
     def __str__(self) -> str:
@@ -180,7 +188,7 @@ def _done(job: Job, present: Present, keep_stale: bool = False) -> bool:
     manifest = Manifest.read(job.folder)
     if not manifest.undamaged(job.folder):
         return False
-    job.reason = present.stale(manifest)
+    job.reason = present.stale(manifest, job.notebook)
     return keep_stale or not job.reason
 
 
@@ -231,11 +239,11 @@ def _manifest(job: Job, variables: dict[str, str]) -> Manifest:
     versions = {each.name: each.version for each in metadata.distributions()}
     return replace(
         present.now,
-        notebook=str(job.notebook).removeprefix(f"{Path.cwd()}{os.sep}"),
+        notebook=os.path.relpath(job.notebook.resolve(), job.folder),
         source_sha256=job.source,
         profile=job.profile,
         parameters=values,
-        data=present.data(values, job.notebook.parent),
+        data=present.data(values, job.notebook),
         started=datetime.now(UTC).isoformat(timespec="milliseconds"),
         threads=int(variables["OMP_NUM_THREADS"].split(",")[0]),
         packages={"python": platform.python_version()} | versions,

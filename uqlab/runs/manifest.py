@@ -2,7 +2,8 @@
 
 It holds the notebook's source and parameters, uqlab's version and commit, and checksums
 of the files that parameters name: data, weights, and the module before a function with
-the Python files in its folder. If one of them differs now, the run is stale.
+the Python files in its folder, as of modules that the notebook imports from its own.
+If one of them differs now, the run is stale.
 """
 
 import functools
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from uqlab.core.files import (
     write,
 )
 from uqlab.core.recording import known
+from uqlab.runs.parameters import cells
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +42,10 @@ _UNTRACKED = {"output_dir", "trained", "root"}
 
 @dataclass
 class Manifest:
-    """The content of manifest.json, which is written last into a run's folder."""
+    """The content of manifest.json, which is written last into a run's folder.
+
+    `notebook` is its path as seen from there, so that both may move together.
+    """
 
     notebook: str = ""
     source_sha256: str = ""
@@ -100,22 +106,41 @@ class Present:
     def __init__(self) -> None:
         self.now = Manifest(uqlab=uqlab.__version__, commit=commit())
         self._digest = functools.cache(_digest)
+        self._imported = functools.cache(_imported)
 
-    def data(self, parameters: Values, folder: Path) -> dict[str, str | None]:
-        """Return the checksums of the files that parameters name.
+    def data(self, parameters: Values, notebook: Path) -> dict[str, str | None]:
+        """Return the checksums of what parameters name and the notebook imports.
 
-        Relative paths are seen from `folder`, the notebook's.
+        Relative paths are seen from the notebook's folder.
         """
-        return {place: self._digest(place) for place in _places(parameters, folder)}
+        places = [*_places(parameters, notebook.parent), *self._imported(notebook)]
+        return {place: self._digest(place) for place in places}
 
-    def stale(self, manifest: Manifest) -> str:
-        """Say why a finished run is stale; empty if nothing has changed since."""
+    def stale(self, manifest: Manifest, notebook: Path | None = None) -> str:
+        """Say why a finished run is stale; empty if nothing has changed since.
+
+        With a notebook also files count that were not there, or lay elsewhere.
+        """
         if manifest.code != self.now.code:
             return f"of uqlab {manifest.code}, now {self.now.code}"
-        for place, digest in manifest.data.items():
-            if self._digest(place) != digest:
-                return f"{Path(place).name} changed since"
+        before, now = manifest.data, {p: self._digest(p) for p in manifest.data}
+        if notebook:
+            now = self.data(manifest.parameters, notebook)
+        for place in now | before:
+            if now.get(place) != before.get(place):
+                return f"{_newer(place, manifest.started)} changed since"
         return ""
+
+
+def _imported(notebook: Path) -> list[str]:
+    """Return patterns of the Python files in a notebook's folder if it imports some."""
+    code = "\n".join("".join(cell["source"]) for cell in cells(notebook))
+    lines = re.findall(r"^\s*(?:from|import|%run)\b.*", code, re.MULTILINE)
+    for name in re.findall(r"\w+", " ".join(lines)):
+        own = notebook.with_name(name)
+        if own.is_dir() or own.with_suffix(".py").is_file():
+            return _modules(name, notebook.parent)
+    return []
 
 
 def _places(value: Any, folder: Path) -> Iterator[str]:
@@ -168,12 +193,24 @@ def _digest(place: str) -> str | None:
     with suppress(OSError):  # what cannot be read has none
         if os.path.isfile(place):
             return sha256(place)
-        pattern = glob.escape(place) if os.path.isdir(place) else place
-        found = glob.glob(pattern, recursive=True)
-        found += glob.glob(f"{pattern}/**", recursive=True)
-        files = [name for name in sorted(found) if os.path.isfile(name)]
-        return fingerprint({n: sha256(n) for n in files if not n.endswith(".pyc")})
+        return fingerprint({name: sha256(name) for name in _files(place)})
     return None
+
+
+def _files(place: str) -> list[str]:
+    """Return a file, or the files in a folder or of a pattern and below."""
+    pattern = glob.escape(place) if os.path.exists(place) else place
+    found = glob.glob(pattern, recursive=True)
+    found += glob.glob(f"{pattern}/**", recursive=True)
+    files = [name for name in sorted(found) if os.path.isfile(name)]
+    return [name for name in files if not name.endswith(".pyc")]
+
+
+def _newer(place: str, since: str) -> str:
+    """Name the files of a place that were written since, else the place."""
+    start = datetime.fromisoformat(since).timestamp()
+    newer = [name for name in _files(place) if os.path.getmtime(name) > start]
+    return ", ".join(map(os.path.basename, newer[:3])) or place
 
 
 def cached(

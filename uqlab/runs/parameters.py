@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -230,7 +230,34 @@ def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
         ) from error
 
 
-_load_yaml = functools.lru_cache(yaml.safe_load)  # all notebooks of a folder share it
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.2: in 1.1, 010 is 8, 1:30 is 90, no is False and 1e-3 is a text."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        "<": yaml.SafeLoader.yaml_implicit_resolvers["<"]  # entries of an &anchor
+    }
+
+
+_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+
+def _word(loader: _Yaml, node: yaml.ScalarNode) -> Any:
+    """Return what a word without quotes means."""
+    word = node.value.lower()
+    if re.fullmatch(r"[-+]?\d+", word):
+        return int(word)
+    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", word):
+        return float(word)
+    return _WORDS.get(word, node.value)
+
+
+_Yaml.add_implicit_resolver("!word", re.compile(""), None)
+_Yaml.add_constructor("!word", _word)
+
+
+@functools.lru_cache  # all notebooks of a folder share it
+def _load_yaml(text: str) -> Any:
+    return yaml.load(text, _Yaml)
 
 
 # Parameters that are given -----------------------------------------------------------
@@ -252,7 +279,10 @@ def overrides(
     sets, stem = profiles(notebook), notebook.stem
     has = ["quick", *(name for name in sets if stem in sets[name])]
     if profile not in has:
-        raise ValueError(f"{stem} has no profile {profile!r}; it has: {', '.join(has)}")
+        others = [name for name in sets.get(profile, ()) if name[:2] == stem[:2]]
+        way = "".join(f"\n{n} has it: run {n} --profile {profile}" for n in others)
+        known = f"it has: {', '.join(has)}"
+        raise ValueError(f"{stem} has no profile {profile!r}; {known}{way}")
     values = sets.get(profile, {}).get(stem, {}) | (changes or {})
     return checked(values, defaults(notebook), stem)
 
@@ -285,10 +315,6 @@ def _of_types(values: Values, known: Values, where: str) -> Values:
     return values
 
 
-# 010 and 1:30 within a list, which YAML takes for 8 and 90
-_OTHER_BASES = re.compile(r"(^|[,[:{])\s*[-+]?(0\d+|\d+:[\d:]+)\s*(?=[],}]|$)")
-
-
 def meant(text: Any, kind: type = object) -> Any:
     """Return the data that a text means, or the text where text is meant."""
     if not isinstance(text, str) or kind is str:
@@ -296,7 +322,6 @@ def meant(text: Any, kind: type = object) -> Any:
     with suppress(ValueError, SyntaxError):
         return ast.literal_eval(text)
     with suppress(yaml.YAMLError, RecursionError):
-        loaded = yaml.safe_load(text)
-        if isinstance(loaded, bool | list | dict | None):
-            return text if _OTHER_BASES.search(text) else loaded
+        loaded = _load_yaml(text)
+        return text if isinstance(loaded, str) else loaded
     return text

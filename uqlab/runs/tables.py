@@ -5,6 +5,7 @@ gallery.html.j2. It works from disk: pictures and notebooks by relative links.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -40,19 +41,21 @@ def load(
     Its columns are `run`, the parameters, the recorded numbers, `claim_<name>` whether
     a claim holds, and circumstances: `run_code` is uqlab's version and its commit,
     `run_stale` whether uqlab or data have changed since. Lists stand as JSON text,
-    dicts as one column an entry, `fall.id`. Says which runs are left out or stale.
+    dicts as one column an entry, `fall.id`. A recorded name that a column has already
+    gets "_recorded" at its end. Says which runs are left out or stale.
 
     Parameters
     ----------
     sweep
-        Its folder, its table.parquet or .csv, or a notebook.
+        Its folder, its table.parquet, or a notebook; table.csv, which holds no types,
+        is for other programs.
     profile, root
         A notebook's sweep lies in <root>/<profile>.
 
     Raises
     ------
     ValueError
-        There is no finished run.
+        There is no finished run, or a file is no table.parquet.
     """
     import pandas
 
@@ -60,7 +63,10 @@ def load(
     if path.suffix == ".parquet":
         return pandas.read_parquet(path)
     if path.is_file():
-        return pandas.read_csv(path)
+        raise ValueError(
+            f"{path} holds no types: 001 may be a text or a number; give the folder of "
+            "the sweep or its table.parquet, or read it by pandas.read_csv"
+        )
     return _read(path)
 
 
@@ -91,10 +97,12 @@ def _read(sweep: Path) -> "DataFrame":
     rows = _rows(sweep)
     if stale := [row["run_stale"] for row in rows if row["run_stale"]]:
         click.echo(f"{len(stale)} of {len(rows)} runs are stale: {stale[0]}", err=True)
-    frame = pandas.json_normalize(rows)
+    frame = pandas.DataFrame(rows)
     frame["run_stale"] = frame.run_stale.astype(bool)
-    for name in frame:  # of several types, which no file could hold
-        if pandas.api.types.infer_dtype(frame[name]).startswith("mixed"):
+    plain = {"string", "boolean", "empty"}
+    for name in frame:  # lists, great integers, several types: no file could hold them
+        kind = pandas.api.types.infer_dtype(frame[name])
+        if frame[name].dtype == object and kind not in plain:
             frame[name] = frame[name].map(json.dumps, na_action="ignore")
     given = Manifest.read(sweep / rows[0]["run"]).parameters
     columns = [name for name in given if name in frame]
@@ -122,15 +130,24 @@ def _rows(sweep: Path) -> list[Values]:
 
 def _row(folder: Path, run: Manifest) -> Values:
     """Return what a run contributes to the table; no name stands for two things."""
-    record, given = Record.read(folder), run.parameters
-    numbers = record.numbers.items()
-    return {
-        "run": folder.name,
-        **given,
-        **{f"{n}_recorded" if n in given else n: value for n, value in numbers},
-        **{f"claim_{n}": claim.holds for n, claim in record.claims.items()},
-        **{f"run_{fact}": getattr(run, fact) for fact in FACTS},
-    }
+    record, found = Record.read(folder), {}
+    ends = {f"claim_{n}": claim.holds for n, claim in record.claims.items()}
+    ends |= {f"run_{fact}": getattr(run, fact) for fact in FACTS}
+    for given in (run.parameters, record.numbers):
+        for name, value in _entries(given):
+            while name in found or name in ends or name in ("run", "run_stale"):
+                name += "_recorded"
+            found[name] = value
+    return {"run": folder.name, **found, **ends}
+
+
+def _entries(values: Values) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a column each."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{key}", item) for key, item in _entries(value))
+        else:
+            yield name, value
 
 
 def save(sweep: Path) -> "DataFrame":
@@ -204,8 +221,7 @@ def gallery(root: Path) -> Path:
     )
     runs = [_run(root, folder, present) for folder in shown]
     page = environment.get_template("gallery.html.j2").render(root=root.name, runs=runs)
-    page = page.encode("utf-8", "replace").decode()  # a broken record, too, is shown
-    write(root / "index.html", page)
+    write(root / "index.html", page.encode(errors="replace").decode())
     return root / "index.html"
 
 
