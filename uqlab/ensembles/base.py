@@ -37,7 +37,11 @@ from uqlab.core.modules import (
     Counted,
     Inputs,
     aliases,
+    call,
     called_with,
+    evaluating,
+    frozen,
+    hooked,
     layers_of,
     logits_of,
     map_tensors,
@@ -295,6 +299,8 @@ class Ensemble(nn.Module):
     mode = "auto"
     chunk_size: int | None = None
     refused = ""  # why vmap cannot run the network
+    ordered: Sequence[str] = []  # layers, the first of which was taken to be so
+    misfit = ""  # why the network may not take its inputs
     _swaps = True  # whether a pass changes the network meanwhile
 
     def __init__(
@@ -325,7 +331,13 @@ class Ensemble(nn.Module):
         self.parts: Any = nn.ModuleList()
         names = aliases(self)
         for name, each in sees.items():
-            if f"network.{name}" not in names or len(each) != self.members:
+            if f"network.{name}" not in names:
+                raise ValueError(
+                    f"sees names {name!r}, which is no parameter or buffer of the "
+                    "network: a weight that layers share goes by its first name, and "
+                    "ensembles.plain makes parameters of weights that are computed"
+                )
+            if len(each) != self.members:
                 raise ValueError(
                     "sees maps names of the network's parameters or buffers to one "
                     f"module a member ({self.members}); got {len(each)} for {name!r}"
@@ -425,7 +437,7 @@ class Ensemble(nn.Module):
         if len(args) == 1 and isinstance(args[0], Mapping):
             args, named = (), {**args[0], **named}
         if not torch.compiler.is_compiling():
-            self._check_classifier(args, named, each)
+            self._check_call(args, named, each)
         own = _alone(self.network) if self._swaps else contextlib.nullcontext()
         with own:
             return self._run(args, named, each, members)
@@ -658,15 +670,64 @@ class Ensemble(nn.Module):
         self.recipe = dict(recipe)
         return self
 
-    def _check_classifier(self, args, named, each):
-        """Raise ValueError at the first call if another layer is the classifier."""
-        one = len(args) + bool(named) == 1
-        if one and self.took_last_linear and not self._checked:
-            x = args[0] if args else named
-            some = rows_of(rows_of(x, 0) if each else x, slice(2))
-            # A network that changes its input in place must not change the caller's.
-            check_classifier(self.member(0), map_tensors(torch.clone, some))
-            self._checked = True
+    def _check_call(self, args, named, each):
+        """Raise unless inputs are tensors.
+
+        ValueError at the first call if another layer is the classifier, or another one
+        the first, than was taken.
+        """
+        if not any(isinstance(t, Tensor) for t in tree_leaves((args, named))):
+            kinds = [type(t).__name__ for t in (*args, *named.values())]
+            raise TypeError(
+                f"an ensemble takes tensors [batch, ...], got {kinds}; data sets, "
+                "loaders and arrays go to training.predict(ensemble, data)"
+            )
+        if self._checked or not (self.took_last_linear or self.ordered):
+            return
+        network = frozen(self.member(0))
+        given: Any = {str(i): t for i, t in enumerate(args)} | named
+        if not named and isinstance(args[0], Tensor) and len(args) == 1:
+            given = args[0]
+        elif args:  # as if all had names
+            run = network.forward
+
+            def forward(**by):
+                return run(*[by.pop(str(i)) for i in range(len(args))], **by)
+
+            network.forward = forward
+        some = rows_of(rows_of(given, 0) if each else given, slice(2))
+        # A network that changes its input in place must not change the caller's.
+        some = map_tensors(torch.clone, some)
+        try:
+            if self.took_last_linear:
+                check_classifier(network, some)
+            self._check_first(network, some)
+        except RuntimeError as error:
+            if not self.misfit:
+                raise
+            raise ValueError(f"{self.misfit}: {error}") from error
+        self._checked = True
+
+    @torch.no_grad()
+    def _check_first(self, network, inputs):
+        """Raise ValueError if another of the layers is called before the first one."""
+        called: list[str] = []
+        layers = [(name, network.get_submodule(name)) for name in self.ordered]
+
+        def note(name):
+            return lambda *_: called.append(name)
+
+        notes = [layer.register_forward_pre_hook(note(name)) for name, layer in layers]
+        with evaluating(network), hooked(notes):
+            call(network, inputs)
+        first = self.ordered[:1]
+        if {*first} & {*called} and called[:1] != first:
+            raise ValueError(
+                f"{first[0]!r} was taken for the layer of {type(network).__name__} "
+                f"that sees the inputs, but {called[0]!r} is called before it: define "
+                "layers in the order of their calls, or say where members differ, by "
+                "layers of dropout or a target"
+            )
 
 
 class SeparateEnsemble(Ensemble):
