@@ -27,7 +27,7 @@ from _timing import DEVICE, interleaved
 from torch import Tensor, nn
 
 from uqlab import ensembles, metrics, models, training, uncertainty
-from uqlab.ensembles.laplace import _of_classifier, curvatures
+from uqlab.ensembles.laplace import curvatures
 
 MEMBERS, INPUTS, CLASSES, BATCH, STEPS = 10, 1_000_000, 10, 128, 20
 

@@ -685,16 +685,10 @@ class Ensemble(nn.Module):
         if self._checked or not (self.took_last_linear or self.ordered):
             return
         network = frozen(self.member(0))
-        given: Any = {str(i): t for i, t in enumerate(args)} | named
-        if not named and isinstance(args[0], Tensor) and len(args) == 1:
-            given = args[0]
-        elif args:  # as if all had names
-            run = network.forward
-
-            def forward(**by):
-                return run(*[by.pop(str(i)) for i in range(len(args))], **by)
-
-            network.forward = forward
+        given: Any = named
+        if args:
+            single = not named and len(args) == 1 and isinstance(args[0], Tensor)
+            given = args[0] if single else _by_name(network, args, named)
         some = rows_of(rows_of(given, 0) if each else given, slice(2))
         # A network that changes its input in place must not change the caller's.
         some = map_tensors(torch.clone, some)
@@ -833,6 +827,17 @@ class MeanGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad / ctx.members, None
+
+
+def _by_name(network, args, named):
+    """Return inputs all by name; the network takes them so from now on."""
+    run, places = network.forward, [str(i) for i in range(len(args))]
+
+    def forward(**by):
+        return run(*[by.pop(place) for place in places], **by)
+
+    network.forward = forward
+    return dict(zip(places, args, strict=True)) | named
 
 
 def member_range(members: Members) -> range:

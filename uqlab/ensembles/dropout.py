@@ -73,7 +73,10 @@ class _FixedDropout(nn.Module):
             self.sizes = [*done, size]
             self.mask = self.drawn(self.seed).to(x.device)
         self.call += 1
-        mask = self.mask[sum(done) :][:size].view(shape).to(x.dtype)
+        return self.drop(x, self.mask[sum(done) :][:size].view(shape).to(x.dtype))
+
+    def drop(self, x, mask):
+        """Put zero, or the least value of SELU, where the mask is zero."""
         if not issubclass(self.kind, nn.AlphaDropout | nn.FeatureAlphaDropout):
             return x * mask
         kept, p = (mask > 0).to(x.dtype), self.p  # mean and variance stay
