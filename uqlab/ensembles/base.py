@@ -404,6 +404,12 @@ class Ensemble(nn.Module):
 
     def train(self, mode: bool = True) -> Any:
         """Change the mode; batch statistics that all members share stay frozen."""
+        inside = torch.is_inference_mode_enabled()
+        if mode and not inside and any(p.is_inference() for p in self.parameters()):
+            raise RuntimeError(
+                "an ensemble made under torch.inference_mode cannot be trained: make "
+                "it outside"
+            )
         super().train(mode)
         if not self.parts:  # networks of the members' own
             return self
