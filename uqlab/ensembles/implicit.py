@@ -157,17 +157,14 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     backbone = unwrapped(backbone)
     held = [] if trained else backbone.parameters()
     memo: dict = {id(p): nn.Parameter(p.detach(), False) for p in held}
-    # Weights that hooks compute hold a graph, which torch does not copy.
-    computed = [t for m in backbone.modules() for t in vars(m).values()]
-    computed = [t for t in computed if isinstance(t, torch.Tensor) and not t.is_leaf]
-    network: Any = copy.deepcopy(backbone, memo | {id(t): t.detach() for t in computed})
+    for module in backbone.modules():
+        for t in vars(module).values():
+            # A weight that a hook computed has a graph, which torch does not copy.
+            if isinstance(t, torch.Tensor) and not t.is_leaf:
+                memo[id(t)] = t.detach()
+    network: Any = copy.deepcopy(backbone, memo)
     for module in network.modules():
-        if parametrize.is_parametrized(module):
-            _build(module)
-        for hook in list(module._forward_pre_hooks.values()):
-            for kind, remove in HOOKS.items():
-                if isinstance(hook, kind):
-                    remove(module, vars(hook).get("name") or hook._tensor_name)
+        _build(module)
     network.requires_grad_(trained)
     for name, module in list(network.named_modules()):
         if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
@@ -187,11 +184,17 @@ def put(network, name, module):
 
 
 def _build(module):
-    """Make plain parameters of a module's parametrized tensors, in place.
+    """Make plain parameters of the tensors that a module computes, in place.
 
     torch's own remove_parametrizations changes the class, which the module that this
     one was copied from has too.
     """
+    for hook in list(module._forward_pre_hooks.values()):
+        for kind, remove in HOOKS.items():
+            if isinstance(hook, kind):
+                remove(module, vars(hook).get("name") or hook._tensor_name)
+    if not parametrize.is_parametrized(module):
+        return
     names = module.parametrizations
     values = {name: getattr(module, name).detach().clone() for name in names}
     del module.parametrizations
