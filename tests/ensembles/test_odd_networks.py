@@ -243,3 +243,17 @@ def test_a_network_whose_calls_differ_from_pass_to_pass_is_refused():
 
     with pytest.raises(ValueError, match="in the same way"):
         ensembles.dropout(Moody(), 3)(inputs())
+
+
+def test_layers_beside_each_other_may_be_called_in_any_order():
+    class Projections(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.keys, self.queries, self.head = L(6, 8), L(6, 8), L(8, 3)
+
+        def forward(self, x):
+            q = self.queries(x)
+            return self.head(q * self.keys(x))
+
+    for make in (ensembles.dropout, ensembles.masksembles):
+        assert make(Projections(), 2)(inputs()).shape == (2, 16, 3)

@@ -701,7 +701,8 @@ class Ensemble(nn.Module):
         try:
             if self.took_last_linear:
                 check_classifier(network, some)
-            self._check_first(network, some)
+            if self.ordered:
+                self._check_first(network, some)
         except RuntimeError as error:
             if not self.misfit:
                 raise
@@ -710,23 +711,30 @@ class Ensemble(nn.Module):
 
     @torch.no_grad()
     def _check_first(self, network, inputs):
-        """Raise ValueError if another of the layers is called before the first one."""
-        called: list[str] = []
-        layers = [(name, network.get_submodule(name)) for name in self.ordered]
+        """Raise ValueError if the first layer in order does not see what is seen first.
 
-        def note(name):
-            return lambda *_: called.append(name)
+        Layers beside each other, such as projections of attention, see the same.
+        """
+        seen: dict[str, tuple] = {}  # in the order of the calls
+        notes = []
+        for name in self.ordered:
 
-        notes = [layer.register_forward_pre_hook(note(name)) for name, layer in layers]
+            def note(_, args, name=name):
+                seen.setdefault(name, args)
+
+            layer = network.get_submodule(name)
+            notes.append(layer.register_forward_pre_hook(note))
         with evaluating(network), hooked(notes):
             call(network, inputs)
-        first = self.ordered[:1]
-        if {*first} & {*called} and called[:1] != first:
+        taken, found = self.ordered[0], next(iter(seen), "")
+        if found == taken or taken not in seen:
+            return
+        if not torch.equal(*seen[taken], *seen[found]):
             raise ValueError(
-                f"{first[0]!r} was taken for the layer of {type(network).__name__} "
-                f"that sees the inputs, but {called[0]!r} is called before it: define "
-                "layers in the order of their calls, or say where members differ, by "
-                "layers of dropout or a target"
+                f"{taken!r} was taken for the layer of {type(network).__name__} that "
+                f"sees the inputs, but {found!r} is called before it: define layers in "
+                "the order of their calls, or say where members differ, by layers of "
+                "dropout or a target"
             )
 
 

@@ -106,6 +106,11 @@ class _DropoutEnsemble(Ensemble):
             layer.seed = self._seeds(number)[index]
         return network
 
+    def _check_first(self, network, inputs):
+        for layer in layers_of(network, _FixedDropout):
+            layer.p = 0.0  # layers beside each other then see the same
+        super()._check_first(network, inputs)
+
     def _seeds(self, number):
         seed = self.recipe["seed"]
         return [member_seed(seed, m, "mc dropout", number) for m in self.member_ids]
