@@ -18,7 +18,9 @@ def inputs(rows=16):
 # Half precision -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("additive", [False, True])
-def test_batch_ensembles_of_half_precision_are_those_of_float32_rounded(dtype, additive):
+def test_batch_ensembles_of_half_precision_are_those_of_float32_rounded(
+    dtype, additive
+):
     torch.manual_seed(0)
     perceptron, x = S(L(6, 8), R(), L(8, 3)), inputs()
     kernel = S(nn.Conv1d(6, 8, 3), R(), nn.Flatten(), L(16, 3))
@@ -56,7 +58,11 @@ def test_weights_that_hooks_compute_are_taken_as_they_are_now(kind, passed):
     before = {name: t.clone() for name, t in net.state_dict().items()}
     lora = ensembles.lora(net, 2, classifiers="shared")
     assert set(lora.seen) == {"0.weight", "2.weight"}
-    for ensemble in (lora, ensembles.dropout(net, 2, 0.0), ensembles.masksembles(net, 2, 1.0)):
+    for ensemble in (
+        lora,
+        ensembles.dropout(net, 2, 0.0),
+        ensembles.masksembles(net, 2, 1.0),
+    ):
         near(ensemble.eval()(x), net(x).expand(2, -1, -1))
     after = net.state_dict()
     assert all(torch.equal(after[name], t) for name, t in before.items())
@@ -88,12 +94,20 @@ class HeadFirst(nn.Module):
     lambda e, x: e.forward_each(x.expand(2, -1, -1), x.expand(2, -1, -1)),
 ])  # fmt: skip
 def test_a_wrong_classifier_or_first_layer_is_found_however_inputs_are_given(give):
-    for make, named in ((ensembles.lora, "'head'"), (ensembles.dropout, "'body"), (ensembles.masksembles, "'body")):
+    for make, named in (
+        (ensembles.lora, "'head'"),
+        (ensembles.dropout, "'body"),
+        (ensembles.masksembles, "'body"),
+    ):
         with pytest.raises(ValueError, match=named):
             give(make(HeadFirst(), 2), inputs())
     right = ensembles.lora(HeadFirst(), 2, classifier="head")
     assert give(right, inputs()).shape == (2, 16, 3)
-    assert ensembles.masksembles(HeadFirst(), 2, target="head")(inputs()).shape == (2, 16, 3)
+    assert ensembles.masksembles(HeadFirst(), 2, target="head")(inputs()).shape == (
+        2,
+        16,
+        3,
+    )
 
 
 def test_layers_that_are_not_called_first_but_stand_there_are_no_mistake():
@@ -151,8 +165,20 @@ class Skip(nn.Module):
 
 def test_networks_that_packed_cannot_narrow_are_refused():
     twice = L(6, 6)
-    kernels = S(nn.Conv2d(1, 4, 3), R(), nn.Conv2d(4, 6, 3), R(), nn.Conv2d(6, 4, 3), nn.Flatten(), L(36, 3))
-    for net, x in ((S(twice, R(), twice, R(), L(6, 3)), inputs()), (Skip(), inputs()), (kernels, torch.rand(5, 1, 9, 9))):
+    kernels = S(
+        nn.Conv2d(1, 4, 3),
+        R(),
+        nn.Conv2d(4, 6, 3),
+        R(),
+        nn.Conv2d(6, 4, 3),
+        nn.Flatten(),
+        L(36, 3),
+    )
+    for net, x in (
+        (S(twice, R(), twice, R(), L(6, 3)), inputs()),
+        (Skip(), inputs()),
+        (kernels, torch.rand(5, 1, 9, 9)),
+    ):
         for name in (None, [*dict(net.named_modules())][-1]):
             with pytest.raises(ValueError, match="narrow network of packed"):
                 ensembles.packed(net, 3, classifier=name)(x)
@@ -162,7 +188,12 @@ def test_layers_that_share_a_weight_are_narrowed_together():
     net = S(L(6, 8), R(), L(8, 8), R(), L(8, 8), R(), L(8, 3))
     net[4].weight = net[2].weight
     member = ensembles.packed(net, 4).member(0)
-    assert [tuple(member[i].weight.shape) for i in (0, 2, 4, 6)] == [(4, 6), (4, 4), (4, 4), (3, 4)]
+    assert [tuple(member[i].weight.shape) for i in (0, 2, 4, 6)] == [
+        (4, 6),
+        (4, 4),
+        (4, 4),
+        (3, 4),
+    ]
     assert member[4].weight is member[2].weight
     assert ensembles.packed(net, 4)(inputs()).shape == (4, 16, 3)
 
@@ -170,7 +201,10 @@ def test_layers_that_share_a_weight_are_narrowed_together():
 # States ---------------------------------------------------------------------------------------------------------------
 def test_a_singular_value_ensemble_takes_the_state_of_one_on_other_weights():
     x = inputs()
-    a, b = (ensembles.singular_value(S(L(6, 8), R(), L(8, 3)), 2, share=s) for s in (0.5, 0.5))
+    a, b = (
+        ensembles.singular_value(S(L(6, 8), R(), L(8, 3)), 2, share=s)
+        for s in (0.5, 0.5)
+    )
     assert (a(x) - b(x)).abs().max() > 1e-3
     b.load_state_dict(a.state_dict())
     near(b(x), a(x))
@@ -218,7 +252,9 @@ def test_layers_of_dropout_drop_what_their_kind_does(kind, dims):
     layer = kind(p)
     torchs = torch.stack([layer(x[:1])[0] for _ in range(2000)])
     assert (ours.mean(0) - torchs.mean(0)).abs().max() < 0.3
-    assert ours.std(0).mean().item() == pytest.approx(torchs.std(0).mean().item(), rel=0.05)
+    assert ours.std(0).mean().item() == pytest.approx(
+        torchs.std(0).mean().item(), rel=0.05
+    )
     maps = [z.flatten(2).mean(-1).std(0).mean().item() for z in (ours, torchs)]
     assert maps[0] == pytest.approx(maps[1], rel=0.1)  # whole channels, or elements
     rounded = [z.unique().numel() for z in (ours[:50, 3], torchs[:50, 3])]
@@ -239,7 +275,9 @@ def test_a_network_whose_calls_differ_from_pass_to_pass_is_refused():
         def forward(self, x):
             self.passes += 1
             h = self.body(x).relu()
-            return self.head(self.drop(h) if self.passes == 1 else self.drop(self.drop(h)))
+            return self.head(
+                self.drop(h) if self.passes == 1 else self.drop(self.drop(h))
+            )
 
     with pytest.raises(ValueError, match="in the same way"):
         ensembles.dropout(Moody(), 3)(inputs())
