@@ -27,7 +27,7 @@ from _timing import DEVICE, interleaved
 from torch import Tensor, nn
 
 from uqlab import ensembles, metrics, models, training, uncertainty
-from uqlab.ensembles.laplace import _of_classifier, curvatures
+from uqlab.ensembles.laplace import classifier_curvature, curvatures
 
 MEMBERS, INPUTS, CLASSES, BATCH, STEPS = 10, 1_000_000, 10, 128, 20
 
@@ -426,7 +426,7 @@ def last_layer() -> Iterator[Row]:
     def agreement() -> dict[str, tuple[float, float]]:
         if "laplace-torch" not in ways:
             return {}
-        ours = _of_classifier(net, "2", x, 64, None)
+        ours = classifier_curvature(net, "2", x, 64, None)
         outputs, inputs = theirs().H_facs.kfacs[0]  # those of the weight
         apart = [
             difference(a, b) / a.abs().max().item()

@@ -37,7 +37,11 @@ from uqlab.core.modules import (
     Counted,
     Inputs,
     aliases,
+    call,
     called_with,
+    evaluating,
+    frozen,
+    hooked,
     layers_of,
     logits_of,
     map_tensors,
@@ -295,6 +299,8 @@ class Ensemble(nn.Module):
     mode = "auto"
     chunk_size: int | None = None
     refused = ""  # why vmap cannot run the network
+    ordered: Sequence[str] = []  # layers, the first of which was taken to be so
+    misfit = ""  # why the network may not take its inputs
     _swaps = True  # whether a pass changes the network meanwhile
 
     def __init__(
@@ -325,7 +331,13 @@ class Ensemble(nn.Module):
         self.parts: Any = nn.ModuleList()
         names = aliases(self)
         for name, each in sees.items():
-            if f"network.{name}" not in names or len(each) != self.members:
+            if f"network.{name}" not in names:
+                raise ValueError(
+                    f"sees names {name!r}, which is no parameter or buffer of the "
+                    "network: a weight that layers share goes by its first name, and "
+                    "ensembles.plain makes parameters of weights that are computed"
+                )
+            if len(each) != self.members:
                 raise ValueError(
                     "sees maps names of the network's parameters or buffers to one "
                     f"module a member ({self.members}); got {len(each)} for {name!r}"
@@ -392,6 +404,12 @@ class Ensemble(nn.Module):
 
     def train(self, mode: bool = True) -> Any:
         """Change the mode; batch statistics that all members share stay frozen."""
+        inside = torch.is_inference_mode_enabled()
+        if mode and not inside and any(p.is_inference() for p in self.parameters()):
+            raise RuntimeError(
+                "an ensemble made under torch.inference_mode cannot be trained: make "
+                "it outside"
+            )
         super().train(mode)
         if not self.parts:  # networks of the members' own
             return self
@@ -425,7 +443,7 @@ class Ensemble(nn.Module):
         if len(args) == 1 and isinstance(args[0], Mapping):
             args, named = (), {**args[0], **named}
         if not torch.compiler.is_compiling():
-            self._check_classifier(args, named, each)
+            self._check_call(args, named, each)
         own = _alone(self.network) if self._swaps else contextlib.nullcontext()
         with own:
             return self._run(args, named, each, members)
@@ -662,15 +680,66 @@ class Ensemble(nn.Module):
         self.recipe = dict(recipe)
         return self
 
-    def _check_classifier(self, args, named, each):
-        """Raise ValueError at the first call if another layer is the classifier."""
-        one = len(args) + bool(named) == 1
-        if one and self.took_last_linear and not self._checked:
-            x = args[0] if args else named
-            some = rows_of(rows_of(x, 0) if each else x, slice(2))
-            # A network that changes its input in place must not change the caller's.
-            check_classifier(self.member(0), map_tensors(torch.clone, some))
-            self._checked = True
+    def _check_call(self, args, named, each):
+        """Raise unless inputs are tensors.
+
+        ValueError at the first call if another layer is the classifier, or another one
+        the first, than was taken.
+        """
+        if not any(isinstance(t, Tensor) for t in tree_leaves((args, named))):
+            kinds = [type(t).__name__ for t in (*args, *named.values())]
+            raise TypeError(
+                f"an ensemble takes tensors [batch, ...], got {kinds}; data sets, "
+                "loaders and arrays go to training.predict(ensemble, data)"
+            )
+        if self._checked or not (self.took_last_linear or self.ordered):
+            return
+        network = frozen(self.member(0))
+        given: Any = named
+        if args:
+            single = not named and len(args) == 1 and isinstance(args[0], Tensor)
+            given = args[0] if single else _by_name(network, args, named)
+        some = rows_of(rows_of(given, 0) if each else given, slice(2))
+        # A network that changes its input in place must not change the caller's.
+        some = map_tensors(torch.clone, some)
+        try:
+            if self.took_last_linear:
+                check_classifier(network, some)
+            if self.ordered:
+                self._check_first(network, some)
+        except RuntimeError as error:
+            if not self.misfit:
+                raise
+            raise ValueError(f"{self.misfit}: {error}") from error
+        self._checked = True
+
+    @torch.no_grad()
+    def _check_first(self, network, inputs):
+        """Raise ValueError if the first layer in order does not see what is seen first.
+
+        Layers beside each other, such as projections of attention, see the same.
+        """
+        seen: dict[str, tuple] = {}  # in the order of the calls
+        notes = []
+        for name in self.ordered:
+
+            def note(_, args, name=name):
+                seen.setdefault(name, args)
+
+            layer = network.get_submodule(name)
+            notes.append(layer.register_forward_pre_hook(note))
+        with evaluating(network), hooked(notes):
+            call(network, inputs)
+        taken, found = self.ordered[0], next(iter(seen), "")
+        if found == taken or taken not in seen:
+            return
+        if not torch.equal(*seen[taken], *seen[found]):
+            raise ValueError(
+                f"{taken!r} was taken for the layer of {type(network).__name__} that "
+                f"sees the inputs, but {found!r} is called before it: define layers in "
+                "the order of their calls, or say where members differ, by layers of "
+                "dropout or a target"
+            )
 
 
 class SeparateEnsemble(Ensemble):
@@ -776,6 +845,17 @@ class MeanGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad / ctx.members, None
+
+
+def _by_name(network, args, named):
+    """Return inputs all by name; the network takes them so from now on."""
+    run, places = network.forward, [str(i) for i in range(len(args))]
+
+    def forward(**by):
+        return run(*[by.pop(place) for place in places], **by)
+
+    network.forward = forward
+    return dict(zip(places, args, strict=True)) | named
 
 
 def member_range(members: Members) -> range:

@@ -28,22 +28,22 @@ class Scaled(nn.Module):
         return self.r, self.s
 
     def forward(self, w):
-        """Return the scaled weight."""
+        """Return the scaled weight, computed in the precision of r and s."""
         r, s = self.factors()
-        places = [1] * (w.ndim - 2)
+        places, kind = [1] * (w.ndim - 2), w.dtype
         if r is not None:
             w = w * r.view(-1, 1, *places)
-        if s is None:
-            return w
-        # Each group of outputs sees inputs of its own.
-        inputs = s.view(self.groups, 1, -1, *places)
-        return (w.unflatten(0, (self.groups, -1)) * inputs).flatten(0, 1)
+        if s is not None:
+            # Each group of outputs sees inputs of its own.
+            inputs = s.view(self.groups, 1, -1, *places)
+            w = (w.unflatten(0, (self.groups, -1)) * inputs).flatten(0, 1)
+        return w.to(kind)
 
     def product(self, x, w, bias):
         """Scale the inputs, multiply by W, scale the outputs."""
         r, s = self.factors()
-        y = F.linear(x if s is None else x * s, w)
-        y = y if r is None else y * r
+        y = F.linear(x if s is None else (x * s).to(x.dtype), w)
+        y = (y if r is None else y * r).to(y.dtype)
         return y if bias is None else y + bias
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from uqlab.core.checks import one_network, within
 from uqlab.core.modules import layers_of
@@ -26,32 +26,68 @@ DROPOUT = (
 )  # fmt: skip
 
 
+# What AlphaDropout puts in place of a unit: the least value of SELU.
+LEAST = -1.7580993408473766
+
+
 class _FixedDropout(nn.Module):
     """Dropout of the same features for all inputs: x diag(mask).
 
-    The mask has the shape of one input's features, [features] where the input is
-    [batch, features] or [batch, tokens, features], or of its map [channels, height,
-    width]. It is drawn on the first call from a seed.
+    A mask has the shape of one input's features, [features] where the input is [batch,
+    features] or [batch, tokens, features], or of its map [channels, height, width];
+    [channels] in place of a layer that drops these whole. The masks of the calls in a
+    pass of the network stand one after the other in `mask`. They are drawn on the first
+    pass from a seed; without one, later passes must have calls of the same sizes.
     """
 
     mask: Tensor
 
-    def __init__(self, p, seed=0):
+    def __init__(self, p, seed: int | None = 0, kind: type = nn.Dropout):
         super().__init__()
-        self.p, self.seed = p, seed
+        self.p, self.seed, self.kind = p, seed, kind
+        self.forget()
+
+    def forget(self):
+        """Draw masks anew at the next call."""
+        self.sizes, self.call = [], 0
         self.register_buffer("mask", torch.empty(0), persistent=False)
 
-    def drawn(self, shape, seed):
-        """Return a mask: 0, or 1 / (1 - p) where a feature is kept."""
-        noise = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-        return (noise >= self.p) / (1 - self.p)
+    def drawn(self, seed):
+        """Return masks: 0, or 1 / (1 - p) where a feature is kept."""
+        generator = torch.Generator().manual_seed(seed)
+        noise = [torch.rand(size, generator=generator) for size in (0, *self.sizes)]
+        return (torch.cat(noise) >= self.p) / (1 - self.p)
 
     def forward(self, x):
         """Drop the features of x [batch, ...]."""
         shape = x.shape[-1:] if x.ndim == 3 else x.shape[1:]
-        if self.mask.shape != shape:
-            self.mask = self.drawn(shape, self.seed).to(x.device)
-        return x * self.mask.to(x.dtype)
+        if not issubclass(self.kind, nn.Dropout | nn.AlphaDropout):
+            shape = torch.Size([x.shape[1], *[1] * (x.ndim - 2)])
+        size, done = shape.numel(), self.sizes[: self.call]
+        if self.sizes[self.call : self.call + 1] != [size]:
+            if self.seed is None:
+                raise ValueError(
+                    "MC dropout needs a network that calls its layers in the same way "
+                    "for all inputs of one shape: give each layer dropout of its own"
+                )
+            self.sizes = [*done, size]
+            self.mask = self.drawn(self.seed).to(x.device)
+        self.call += 1
+        return self.drop(x, self.mask[sum(done) :][:size].view(shape).to(x.dtype))
+
+    def drop(self, x, mask):
+        """Put zero, or the least value of SELU, where the mask is zero."""
+        if not issubclass(self.kind, nn.AlphaDropout | nn.FeatureAlphaDropout):
+            return x * mask
+        kept, p = (mask > 0).to(x.dtype), self.p  # mean and variance stay
+        scale = ((1 - p) * (1 + p * LEAST**2)) ** -0.5
+        return scale * (x * kept + LEAST * (1 - p - kept))
+
+
+def _begin(network, _):
+    """Note that a pass begins."""
+    for layer in layers_of(network, _FixedDropout):
+        layer.call = 0
 
 
 class _DropoutEnsemble(Ensemble):
@@ -66,8 +102,14 @@ class _DropoutEnsemble(Ensemble):
         """Return one member, whose masks are drawn on its first call."""
         network = super().member(index)
         for number, layer in enumerate(layers_of(network, _FixedDropout)):
-            layer.seed, layer.mask = self._seeds(number)[index], torch.empty(0)
+            layer.forget()
+            layer.seed = self._seeds(number)[index]
         return network
+
+    def _check_first(self, network, inputs):
+        for layer in layers_of(network, _FixedDropout):
+            layer.p = 0.0  # layers beside each other then see the same
+        super()._check_first(network, inputs)
 
     def _seeds(self, number):
         seed = self.recipe["seed"]
@@ -77,16 +119,22 @@ class _DropoutEnsemble(Ensemble):
         leaves = tree_leaves((args, named))
         shapes = [t.shape[1 + each :] for t in leaves if isinstance(t, Tensor)]
         if shapes != self._shapes:  # by a pass the network's own masks have theirs
-            one, more = tree_map(lambda t: t[0] if each else t, (args, named))
+            layers = layers_of(self.network, _FixedDropout)
+            for layer in layers:
+                layer.forget()
+                layer.seed = 0
+
+            def given(t):
+                return (t[0] if each else t).clone()
+
+            one, more = tree_map_only(Tensor, given, (args, named))
             with torch.no_grad():
                 self.network(*one, **more)
-            layers = layers_of(self.network, _FixedDropout)
             for number, (layer, part) in enumerate(
                 zip(layers, self.parts, strict=True)
             ):
-                like, seeds = layer.mask, self._seeds(number)
-                masks = [layer.drawn(like.shape, s).to(like) for s in seeds]
-                part.kind.value = torch.stack(masks)
+                masks = [layer.drawn(s).to(layer.mask) for s in self._seeds(number)]
+                part.kind.value, layer.seed = torch.stack(masks), None
             self._shapes = shapes
         return super()._run(args, named, each, members)
 
@@ -128,7 +176,12 @@ def dropout(
     """
     ids = member_range(members)
     within("dropout probability", p, "[0, 1)")
-    network = place_dropout(plain(model), lambda: _FixedDropout(p))
+    network = plain(model)
+    kinds = {name: type(layer) for name, layer in network.named_modules()}
+    linear = [name for name, kind in kinds.items() if kind is nn.Linear]
+    placed = any(issubclass(kind, DROPOUT) for kind in kinds.values())
+    network = place_dropout(network, lambda: _FixedDropout(p))
+    network.register_forward_pre_hook(_begin)
     for layer in layers_of(network, nn.TransformerEncoderLayer):
         layer.activation_relu_or_gelu = 0  # the fused form would pass dropout by
     sees = {}
@@ -136,13 +189,17 @@ def dropout(
         if isinstance(layer, _FixedDropout):
             own = [Own(torch.empty(0), False, kept=False) for _ in ids]
             sees[f"{name}.mask"] = own
-    return _DropoutEnsemble(network, ids, sees).resample(seed).eval()
+            layer.kind = kinds[name] if placed else nn.Dropout
+    ensemble = _DropoutEnsemble(network, ids, sees).resample(seed)
+    ensemble.ordered = [] if placed else linear
+    return ensemble.eval()
 
 
 def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:
     """Put modules of dropout into a network, in place, and return it.
 
-    They stand where its layers of dropout stood or, in a network without, before every
+    They stand where its layers of dropout stood, an nn.Dropout as one of the kind that
+    it replaces, which may drop whole channels; or, in a network without, before every
     linear layer but the first, or before the classifier where that is the only one.
 
     Parameters
@@ -156,7 +213,9 @@ def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:
     layers = dict(network.named_modules())
     found = [name for name, part in layers.items() if isinstance(part, DROPOUT)]
     for name in found:
-        put(network, name, make())
+        made = make()
+        plainest = type(made) is nn.Dropout
+        put(network, name, type(layers[name])(made.p) if plainest else made)
     if found:
         return network
     head = classifier(network)

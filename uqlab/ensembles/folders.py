@@ -25,6 +25,7 @@ from uqlab.ensembles.base import (
     SeparateEnsemble,
 )
 from uqlab.ensembles.lora import LowRank
+from uqlab.ensembles.singular_value import SingularValues
 
 TENSORS, ABOUT = "ensemble.safetensors", "uqlab.json"
 BACKBONES = "embedded", "from_pretrained", "pretrained"  # of `models`
@@ -71,6 +72,8 @@ def _parts(ensemble):
             borrowed = [state[name] for name in part.borrowed]
             frozen |= {id(t) for t in borrowed if not t.requires_grad}
             unread |= {id(state.get(name)) for name in part.replaced}
+        elif isinstance(part, SingularValues):  # of the backbone, computed again
+            unread |= {id(part.get_buffer(key)) for key in part.shared}
     names = {}
     for name, t in ensemble.state_dict(keep_vars=True).items():
         if id(t) not in unread:

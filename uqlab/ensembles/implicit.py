@@ -20,7 +20,15 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize, skip_init
+from torch.nn.utils import (
+    parametrize,
+    prune,
+    remove_spectral_norm,
+    remove_weight_norm,
+    skip_init,
+)
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from uqlab import models
 from uqlab.core.checks import Target, one_network, one_of, pattern_of
@@ -33,6 +41,12 @@ Make = Callable[["_Site", torch.Generator], nn.Module | Mapping[str, nn.Module]]
 Sees = dict[str, list[nn.Module]]  # tensor's name -> one module a member
 # Modules that multiply by their own weights, or by those of modules inside them.
 UNITS = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+# What computes a weight before every call, and what makes it a parameter again.
+HOOKS: Any = {
+    prune.BasePruningMethod: prune.remove,
+    SpectralNorm: remove_spectral_norm,
+    WeightNorm: remove_weight_norm,
+}
 STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
 
@@ -128,9 +142,9 @@ def unwrapped(network):
 def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     """Copy a network so that each of its weights is one parameter of one module.
 
-    Parametrized weights, such as those of weight_norm, become what they are now;
-    transformers' Conv1D, a linear layer whose weight is transposed, becomes that linear
-    layer. Frozen weights share the backbone's memory.
+    Parametrized weights, such as those of weight_norm, become what they are now, and
+    those that are pruned; transformers' Conv1D, a linear layer whose weight is
+    transposed, becomes that linear layer. Frozen weights share the backbone's memory.
 
     Parameters
     ----------
@@ -141,10 +155,16 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     """
     one_network(backbone, "an ensemble of one network")
     backbone = unwrapped(backbone)
-    network: Any = copy.deepcopy(backbone) if trained else frozen(backbone)
+    held = [] if trained else backbone.parameters()
+    memo: dict = {id(p): nn.Parameter(p.detach(), False) for p in held}
+    for module in backbone.modules():
+        for t in vars(module).values():
+            # A weight that a hook computed has a graph, which torch does not copy.
+            if isinstance(t, torch.Tensor) and not t.is_leaf:
+                memo[id(t)] = t.detach()
+    network: Any = copy.deepcopy(backbone, memo)
     for module in network.modules():
-        if parametrize.is_parametrized(module):
-            _build(module)
+        _build(module)
     network.requires_grad_(trained)
     for name, module in list(network.named_modules()):
         if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
@@ -164,11 +184,17 @@ def put(network, name, module):
 
 
 def _build(module):
-    """Make plain parameters of a module's parametrized tensors, in place.
+    """Make plain parameters of the tensors that a module computes, in place.
 
     torch's own remove_parametrizations changes the class, which the module that this
     one was copied from has too.
     """
+    for hook in list(module._forward_pre_hooks.values()):
+        for kind, remove in HOOKS.items():
+            if isinstance(hook, kind):
+                remove(module, vars(hook).get("name") or hook._tensor_name)
+    if not parametrize.is_parametrized(module):
+        return
     names = module.parametrizations
     values = {name: getattr(module, name).detach().clone() for name in names}
     del module.parametrizations

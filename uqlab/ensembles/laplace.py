@@ -418,7 +418,7 @@ def laplace(
     own = sorted(trainable(ensemble), key=lambda p: -p.ndim)  # weight, perhaps bias
     parts = [p.data if p.ndim == 3 else p.data[..., None] for p in own]
     mean = torch.cat([p[0] for p in parts], 1).double()
-    found = _of_classifier(network, name, x, batch_size, noise_variance)
+    found = classifier_curvature(network, name, x, batch_size, noise_variance)
     if prior_variance is None:
         prior_variance = _likeliest(mean, found)
     positive("prior_variance", prior_variance)
@@ -439,7 +439,7 @@ def _check_outputs(outputs, noise_variance):
         raise ValueError('noise_variance goes with outputs="gaussian" alone')
 
 
-def _of_classifier(network, classifier, inputs, batch_size, noise_variance):
+def classifier_curvature(network, classifier, inputs, batch_size, noise_variance):
     """Return the curvature of a classifier's weight and bias, side by side."""
     layer = network.get_submodule(classifier)
     if layer.out_features > WHOLE and noise_variance is None:

@@ -89,12 +89,16 @@ def masksembles(
     whole = at_least("total_members", total_members or max(ids) + 1, max(ids) + 1)
     network = plain(backbone, trained=True)
     sees: dict = own_statistics(network, len(ids))
-    for number, site in enumerate(_masked(network, target)):
+    masked = _masked(network, target)
+    usual = [site.holder for site in sites(network) if site.usual]
+    for number, site in enumerate(masked):
         groups = getattr(site.module, "groups", 1)
         drawn = _masks(site.weight.shape[1] * groups, scale, whole, seed, number)
         own = drawn[list(ids)].to(site.weight)
         sees[site.of(site.parameter)] = [_MaskedInputs(mask, groups) for mask in own]
-    return Ensemble(network, ids, sees)
+    ensemble = Ensemble(network, ids, sees)
+    ensemble.ordered = usual if target is None else []
+    return ensemble
 
 
 def _masked(network, target):

@@ -5,7 +5,8 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from uqlab import models
 from uqlab.core.checks import at_least, within
@@ -39,8 +40,20 @@ class _MIMOEnsemble(OneNetwork):
 
     def _run(self, args, named, each, members):
         # What comes before the first layer is computed for each member.
-        (x,) = args
-        x = x if each else x.expand(self.members, *x.shape)
+        several = len([t for t in tree_leaves((args, named)) if isinstance(t, Tensor)])
+        if several > 1:
+            raise ValueError(
+                "mimo sets the members' inputs side by side, those of one tensor, got "
+                f"{several} tensors: give a network that takes one"
+            )
+
+        def logits(of_members):
+            def given(x):
+                return of_members([*x] if each else [x] * self.members)
+
+            some, more = tree_map_only(Tensor, given, (args, named))
+            return logits_of(self.network(*some, **more))
+
         seen = []
 
         def gather(layer, given):
@@ -52,16 +65,16 @@ class _MIMOEnsemble(OneNetwork):
         first = self.network.get_submodule(self.first)
         try:
             with hooked([first.register_forward_pre_hook(gather)]):
-                for each_x in x:
+                for m in range(self.members):
                     with contextlib.suppress(_Seen):
-                        logits = logits_of(self.network(each_x))
+                        z = logits(lambda x, m=m: x[m].clone())
         except RuntimeError:
             if seen:
                 raise
             # The layer is not called: a module around it reads its weight.
-            logits = logits_of(self.network(torch.cat([*x], 1)))
-        logits = MeanGradient.apply(logits, self.members)
-        return logits.unflatten(1, (self.members, -1)).transpose(0, 1)
+            z = logits(lambda x: torch.cat(x, 1))
+        z = MeanGradient.apply(z, self.members)
+        return z.unflatten(1, (self.members, -1)).transpose(0, 1)
 
     def mixed(self, rows, generators):
         """Return which inputs members see: those of member 0, `repeats` times.

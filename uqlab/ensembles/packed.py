@@ -22,6 +22,12 @@ MLPS = (
     "decoder_ffn_dim",
 )
 
+MISFIT = (
+    "a narrow network of packed does not take these inputs; one with a skip from the "
+    "inputs, a layer that is used at two places, or a map that is flattened may need "
+    "the whole width: take ensembles.deep of a network that you narrow"
+)
+
 
 @recorded
 def packed(
@@ -72,6 +78,7 @@ def packed(
     positive("alpha", alpha)
     whole = total_members or ids[-1] + 1
     ensemble = deep(lambda: _narrow(backbone, alpha / whole, classifier), ids, seed)
+    ensemble.misfit, ensemble.ordered = MISFIT, [""]  # a call of the network itself
     like = next(backbone.parameters())
     return ensemble.to(like.device, like.dtype).train(backbone.training)
 
@@ -82,6 +89,7 @@ def _narrow(backbone, share, named):
     last = f"0.{classifier(whole[0], named)}".rstrip(".")
     widths: dict[int, int] = {}  # of the layers so far: old -> new
     inside = ()  # prefixes of names inside networks of transformers
+    sizes = []  # all are read before one changes, for layers may share a weight
     for name, module in list(whole.named_modules()):
         if name.startswith(inside):
             continue
@@ -89,7 +97,9 @@ def _narrow(backbone, share, named):
             put(whole, name, _transformer(module, share, widths))
             inside += (f"{name}.",)
         elif list(module.parameters(recurse=False)):
-            _resize(module, *_sizes(module, share, widths, name == last))
+            sizes.append((module, *_sizes(module, share, widths, name == last)))
+    for each in sizes:
+        _resize(*each)
     return whole[0].train(backbone.training)
 
 

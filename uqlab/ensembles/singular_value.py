@@ -28,7 +28,7 @@ class SingularValues(nn.Module):
         super().__init__()
         self.s = nn.Parameter(s)
         for name, t in zip(self.shared, (u, vh, rest), strict=True):
-            self.register_buffer(name, t, persistent=False)
+            self.register_buffer(name, t)
 
     def values(self):
         """Return all singular values [k]."""

@@ -182,7 +182,7 @@ def masks(
     one_network(model, "masks")
     ids = member_range(members)
     positive("std", std)
-    network = plain(copy.deepcopy(model))
+    network = copy.deepcopy(plain(model))
     network = nn.Sequential(network) if isinstance(network, nn.Linear) else network
     linear = {k: m for k, m in network.named_modules() if type(m) is nn.Linear}
     if not linear:
