@@ -424,7 +424,7 @@ def test_what_has_no_right_value_is_refused(call, message, x):
 def test_an_ensemble_of_inference_mode_cannot_be_trained(x, y):
     with torch.inference_mode():
         ensemble = ensembles.deep(lambda: L(6, 3), 2)
-    with pytest.raises(RuntimeError, match="under torch.inference_mode"):
+    with pytest.raises(RuntimeError, match=r"under torch\.inference_mode"):
         training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
 
 

@@ -49,7 +49,8 @@ class _MIMOEnsemble(OneNetwork):
 
         def logits(of_members):
             def given(x):
-                return of_members([*x] if each else [x] * self.members)
+                each_x = x if each else [x] * self.members
+                return of_members([t.clone() for t in each_x])  # some are changed
 
             some, more = tree_map_only(Tensor, given, (args, named))
             return logits_of(self.network(*some, **more))
