@@ -49,8 +49,7 @@ class _MIMOEnsemble(OneNetwork):
 
         def logits(of_members):
             def given(x):
-                each_x = x if each else [x] * self.members
-                return of_members([t.clone() for t in each_x])  # some are changed
+                return of_members([*x] if each else [x] * self.members)
 
             some, more = tree_map_only(Tensor, given, (args, named))
             return logits_of(self.network(*some, **more))
