@@ -18,7 +18,7 @@ INTRODUCTION = """# What works on my network?
 
 Give a method any classifier: a model of transformers, of timm, or your own file. `ensembles.lora(network, 8)` finds the
 attention's projections, or without attention every convolution and every linear and recurrent layer; other methods find
-what they need in the same way. Nothing of your network is changed.
+what they need in the same way. Nothing of your network is changed. (`tools/what_works.py` writes the table.)
 
 The table is made by running each method on {count} small networks as people have them. "yes" means: `predict`, a pass
 with gradients and the separate members agree to four digits, the members differ, a saved ensemble answers the same, and

@@ -5,7 +5,7 @@ One method, one file: what one member sees, and the function that makes the ense
 
 from uqlab.ensembles.base import (
     GENERATOR,
-    METHODS,
+    LOADERS,
     Ensemble,
     MeanGradient,
     OneNetwork,
@@ -31,7 +31,7 @@ from uqlab.ensembles.singular_value import SingularValues, singular_value
 from uqlab.models import ATTENTION
 
 __all__ = [
-    "ATTENTION", "GENERATOR", "METHODS", "Ensemble", "LowRank", "MeanGradient",
+    "ATTENTION", "GENERATOR", "LOADERS", "Ensemble", "LowRank", "MeanGradient",
     "OneNetwork", "Own", "Scaled", "SingularValues", "batch", "concatenate", "deep",
     "dropout", "export", "film", "from_members", "from_pretrained", "implicit",
     "laplace", "laplace_lora", "lora", "masksembles", "member_generators",

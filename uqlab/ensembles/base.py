@@ -3,6 +3,15 @@
 A method says in a small module what *one* member sees in place of a tensor of the
 network. What the members hold is stacked; the network is called with what one member
 sees standing in its modules, by `vmap` for all members or for one after the other.
+
+One training step of `lora(network, 8)`, as an example. `lora` makes eight `LowRank(A_m,
+B_m)` for every target weight W, and `_Seen` stacks them as parameters A [8, rank, in]
+and B [8, out, rank]; W is frozen and shares its memory with the user's network. The
+ensemble is called by `training.fit`; `_run` takes row m of A and B, puts W + B_m A_m
+(for few rows: the product with x) into the modules, and calls the network, for all m in
+one pass of `vmap` or for one after the other. The loss is the sum of the members' mean
+losses, so A_m and B_m get the gradient of member m's loss alone. What members share, if
+it is trained, goes through `MeanGradient` and gets the mean.
 """
 
 import contextlib
@@ -52,7 +61,8 @@ from uqlab.models import check_classifier
 
 Members = int | range
 Method = TypeVar("Method")
-METHODS: dict[str, Any] = {}  # what a folder may ask for
+# The factory that `from_pretrained` calls, by the method's name in a folder.
+LOADERS: dict[str, Any] = {}
 
 # Up to here, multiply-adds of one member, `vmap` is the faster way on a CPU: the calls
 # of small operations cost more than what they compute. benchmarks/ways.py has the
@@ -112,6 +122,7 @@ class _Seen(nn.Module):
     def __init__(self, name: str, each: Sequence[nn.Module]):
         super().__init__()
         self.name = name
+        # Its parameters become those of all members, stacked: call it through `one`.
         self.kind: Any = each[0]
         for key, value in vars(self.kind).items():
             if isinstance(value, Tensor):
@@ -139,7 +150,11 @@ class _Seen(nn.Module):
 
 
 class _Unbuilt(Tensor):
-    """Stands for a weight: few rows are multiplied without it, else it is built."""
+    """Stands for a weight: few rows are multiplied without it, else it is built.
+
+    A tensor, because the network's own code hands its weight to torch's functions; they
+    ask the tensor first (`__torch_function__`), and a linear layer gets `product`.
+    """
 
     kind: Any
     plain: Tensor
@@ -903,5 +918,5 @@ def recorded(make: Method) -> Method:
         recipe.pop("members", None)
         return ensemble.with_recipe(recipe)
 
-    METHODS[method.__name__] = made
+    LOADERS[method.__name__] = made
     return made  # type: ignore

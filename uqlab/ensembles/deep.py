@@ -13,7 +13,7 @@ from uqlab.core.checks import at_least, one_network
 from uqlab.core.files import fingerprint
 from uqlab.ensembles.base import (
     GENERATOR,
-    METHODS,
+    LOADERS,
     Ensemble,
     Members,
     OneNetwork,
@@ -187,7 +187,7 @@ def _again(network, members, separate=True, **_):
 
 
 _stacked = functools.partial(_again, separate=False)
-METHODS |= {"deep": _stacked, "from_members": _again, "snapshot": _again}
+LOADERS |= {"deep": _stacked, "from_members": _again, "snapshot": _again}
 
 
 def concatenate(shards: Sequence[Ensemble]) -> Any:

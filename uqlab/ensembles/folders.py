@@ -20,7 +20,7 @@ from uqlab.core.files import StrPath, existing, fingerprint, read_json, write, w
 from uqlab.core.modules import load_tensors, save_tensors
 from uqlab.ensembles.base import (
     GENERATOR,
-    METHODS,
+    LOADERS,
     Ensemble,
     SeparateEnsemble,
 )
@@ -151,8 +151,8 @@ def _made(network, method, members, settings, **_):
     """Return an ensemble as the one that was written, but for its tensors."""
     for room in ROOMS:
         importlib.import_module(f"uqlab.{room}")
-    one_of("method", method, METHODS)
-    make, ids = METHODS[method], range(*members)
+    one_of("method", method, LOADERS)
+    make, ids = LOADERS[method], range(*members)
     if "members" in inspect.signature(make).parameters:
         made = make(network, members=ids, **settings)
     else:

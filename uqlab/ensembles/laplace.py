@@ -28,7 +28,7 @@ from uqlab.core.modules import (
     trainable,
 )
 from uqlab.ensembles.base import (
-    METHODS,
+    LOADERS,
     PLAIN_ATTENTION,
     Ensemble,
     Members,
@@ -336,10 +336,10 @@ def _own_classifiers(network, members, classifier):
 
 def _linearised(backbone, members, lora):
     settings = {name: value for name, value in lora.items() if name != "method"}
-    return _copies(METHODS["lora"](backbone, 1, **settings), members, linearised=True)
+    return _copies(LOADERS["lora"](backbone, 1, **settings), members, linearised=True)
 
 
-METHODS |= {"laplace_lora": _linearised, "laplace": _own_classifiers}
+LOADERS |= {"laplace_lora": _linearised, "laplace": _own_classifiers}
 
 
 def laplace(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import one_of
 from uqlab.core.files import fingerprint
-from uqlab.ensembles import METHODS, Ensemble, Own
+from uqlab.ensembles import LOADERS, Ensemble, Own
 from uqlab.heads.pruning import Head, addresses, prune
 from uqlab.models import Attention, attentions
 
@@ -137,7 +137,7 @@ def _again(network, members, heads, norms):
     return fused
 
 
-METHODS["fuse"] = _again
+LOADERS["fuse"] = _again
 
 
 def _own(network: nn.Module, layers: list[Attention], norms: bool) -> set[str]:

@@ -17,7 +17,9 @@ from uqlab.core.modules import (
 )
 from uqlab.models import COUNTS, Attention, Projection, attentions
 
-# (layer, head), or (tower, layer, head) of a network with two towers.
+# (layer, head), or (tower, layer, head) of a network with two towers: ("vision", 0, 3)
+# is head 3 of the first layer of the images' tower; its Place may be (4, 3), since text
+# comes first.
 Head = tuple[int, int] | tuple[str, int, int]
 Place = tuple[int, int]  # the number of an attention among all of a network, head
 

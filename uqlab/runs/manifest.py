@@ -3,7 +3,8 @@
 It holds the notebook's source and parameters, uqlab's version and commit, and checksums
 of the files that parameters name: data, weights, and the module before a function with
 the Python files in its folder, as of modules that the notebook imports from its own.
-If one of them differs now, the run is stale.
+If one of them differs now, the run is stale. (A sweep names the folder of a run by the
+notebook's source and parameters, so that of another source it finds no run at all.)
 """
 
 import functools

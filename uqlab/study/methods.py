@@ -401,7 +401,8 @@ class Method(NamedTuple):
     color: str
     marker: str
     make: Callable[..., Ensemble]  # (backbone, members, seed=, **options) -> untrained
-    needs: set[str]  # of the backbone
+    # For readers, such as {"attention"}; `make` itself refuses what it cannot take.
+    needs: set[str]
     fit: Mapping[str, Any] = {}  # settings of training.fit that differ from FIT
     finish: Callable[..., Ensemble] = _as_is  # (trained, task, **options)
 

@@ -321,5 +321,6 @@ SCORES: dict[str, Score] = {
     "reverse_mi": Score("reverse mutual information", "logits", _reverse_mi),
     "variation_ratio": Score("variation ratio", "logits", diversity.variation_ratio),
 }
+# They compare members; the other scores also take one network.
 for _name in ("mi", "pairwise_kl", "reverse_mi", "variation_ratio"):
     SCORES[_name].needs_members = True

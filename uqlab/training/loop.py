@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # inputs [members, batch, ...], one generator a member -> inputs
 Augment = Callable[[Any, list[torch.Generator]], Any]
 # What no result depends on, and what is told otherwise.
-UNTOLD = (
+NOT_COMPARED = (
     "ensemble", "data", "labels", "callbacks", "num_workers", "progress", "resume",
 )  # fmt: skip
 NAME = "training.pt"  # of a training's state, in its folder
@@ -234,7 +234,7 @@ def fit(
     task = SimpleNamespace(**locals())
     started = time.perf_counter()
     one_ensemble(ensemble, "fit")
-    follows = {k: v for k, v in vars(task).items() if k not in UNTOLD}
+    follows = {k: v for k, v in vars(task).items() if k not in NOT_COMPARED}
     _prepare(task)
     follows |= task.source.about | {"members": list(ensemble.member_ids)}
     known = follows.pop("epochs")
@@ -297,7 +297,9 @@ def _train(task, saved):
         for epoch in bar:
             list(over(functools.partial(_epoch, task, losses, epoch), rows, steps))
             done = epoch + 1
-            stopped = _told(task, State(done, losses[epoch].cpu(), ensemble.eval()))
+            stopped = _call_callbacks(
+                task, State(done, losses[epoch].cpu(), ensemble.eval())
+            )
             saved.write(ensemble, steps, losses[:done], stopped)
             if stopped:
                 break
@@ -318,6 +320,7 @@ def _shards(task, count):
     most = 1
     if task.device.type == "cpu":
         apart = _apart(task, whole)
+        # Threads within one operation pay off later than threads of whole members.
         cores = 1 if _work(task) < modules.ONE_THREAD * (1 if apart else 5) else cores
         most = min(cores, ensemble.members) if apart else 1
     count = count or most
@@ -441,7 +444,7 @@ def _orders(task, generators):
     return order[:, :stop].split(task.batch_size, dim=1)
 
 
-def _told(task, state):
+def _call_callbacks(task, state):
     """Tell the callbacks of an epoch; return whether one of them stopped.
 
     Losses, or the weights after the epoch, that are not finite are refused.

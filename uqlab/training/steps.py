@@ -150,7 +150,7 @@ class Step:
     def _backward(self, x, labels):
         values = []
         members = self.ensemble.members
-        each = len(labels) == members
+        each = len(labels) == members  # else all see one batch; of one member both hold
         x = x if each else rows_of(x, 0)
         labels = labels.expand(members, *labels.shape[1:])
         for rows in self.ensemble.passes(x, each):
