@@ -60,7 +60,7 @@ nb_mime_priority_overrides = [("*", "text/html", 5)]
 nitpicky = True
 # What other packages document is out of reach without a network, and what a room keeps to itself has no page.
 nitpick_ignore_regex = [
-    ("py:.*", r"(?!uqlab\.).*|uqlab\.(?!analysis|study)\w+\.\w+\.\w+")
+    ("py:.*", r"(?!uqlab\.).*|uqlab\.(?!analysis|study)\w+\.\w+\.\w+|.*\._\w+")
 ]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
