@@ -56,7 +56,7 @@ def test_bad_arguments(name, unchecked):
         ("ensembles.from_pretrained", {"folder": ""}),
     ],
 )
-def test_what_was_found(name, change):
+def test_what_was_found(name, change, unchecked):
     assert faults(name, PUBLIC[name], change) == []
 
 

@@ -219,7 +219,7 @@ def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     Square images get the first set's size and channels; for the embedded backbone they
     become grey and 28 x 28, for EfficientNet-Lite0 RGB. Others stay as they are.
     """
-    if isinstance(sets[0].inputs, list):
+    if not sets or isinstance(sets[0].inputs, list):
         return list(sets)
     channels, height, width = sets[0].inputs.shape[1:] if name else (1, 28, 28)
     if height != width:
@@ -237,7 +237,7 @@ def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]
     if isinstance(network, models.SpeechClassifier):
         return [items.about["waves"] / 2**15 for items in sets]
     inputs: list[Any] = [items.inputs for items in sets]
-    if isinstance(inputs[0], Tensor):
+    if not inputs or isinstance(inputs[0], Tensor):
         return inputs
     texts = list(itertools.chain(*inputs))
     ids = network.encode(texts, min(longest, network.longest))
