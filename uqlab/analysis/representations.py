@@ -228,7 +228,7 @@ def _states(output: Any) -> list[Tensor]:
     """Return the first tensor of an output; a mapping's of transformers are states."""
     if isinstance(output, Mapping):
         output = next(iter(output.values()), None)
-    first = output[0] if isinstance(output, tuple | list) else output
+    first = output[0] if isinstance(output, tuple) else output
     return [first.float().cpu()] if isinstance(first, Tensor) else []
 
 

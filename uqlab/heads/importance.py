@@ -457,7 +457,7 @@ class _CachedForward:
 
 
 def _copied(output: Any) -> Any:
-    if isinstance(output, tuple | list):
+    if isinstance(output, tuple):
         return (output[0].clone(), *output[1:])
     return output.clone()
 

@@ -243,7 +243,7 @@ def cloud(logits: ArrayLike, groups: list[int] | None = None) -> Hand:
             f"groups must be 0 to 3, one for each of the {len(logits)} members, "
             f"got {groups}"
         )
-    logits = as_tensor("logits", logits, "members classes").detach()
+    logits = as_tensor("logits", logits, "members classes")
     one_of("the number of classes", logits.shape[1], (3,))
     members = logits.double().softmax(-1).tolist()
     return Hand("cloud", {"members": members, "groups": groups})
