@@ -152,7 +152,7 @@ class _Seen(nn.Module):
 class _Unbuilt(Tensor):
     """Stands for a weight: few rows are multiplied without it, else it is built.
 
-    A tensor, because the network's own code hands its weight to torch's functions; they
+    A tensor, because the network's code gives its weight to torch's functions; they
     ask the tensor first (`__torch_function__`), and a linear layer gets `product`.
     """
 

@@ -68,7 +68,7 @@ class _FixedDropout(nn.Module):
             if self.seed is None:
                 raise ValueError(
                     "MC dropout needs a network that calls its layers in the same way "
-                    "for all inputs of one shape: give each layer dropout of its own"
+                    "for all inputs of one shape: use another nn.Dropout for each layer"
                 )
             self.sizes = [*done, size]
             self.mask = self.drawn(self.seed).to(x.device)

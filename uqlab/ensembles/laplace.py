@@ -431,7 +431,7 @@ def laplace(
 
 
 def _check_outputs(outputs, noise_variance):
-    """Raise ValueError unless a noise variance stands beside means alone."""
+    """Raise ValueError unless Gaussian outputs alone have a noise variance."""
     one_of("outputs", outputs, (None, "gaussian"))
     if outputs:
         positive("noise_variance", noise_variance or 0)

@@ -120,7 +120,7 @@ def bootstrap(
     statistic
         Returns a number, or an array: then low and high are arrays, a band.
     *arrays
-        Samples first; all are resampled alike. What is no tensor becomes an array. Of
+        Samples first; all are resampled alike. Lists and columns become arrays. Of
         more than two axes, such as logits [members, samples, classes], the samples'
         axis is the only one that is as long as the others' first.
     groups
