@@ -59,6 +59,16 @@ def test_own_arrays_are_split_by_class_into_disjoint_parts(tmp_path):
     assert torch.equal(again.inputs, train.inputs)
 
 
+def test_names_of_all_classes_allow_labels_with_gaps(tmp_path):
+    x, names = np.zeros((4, 8, 8), np.uint8), [*"abcdef"]
+    np.savez(tmp_path / "own.npz", x=x, y=[0, 5, 5, 3], classes=names)
+    d = data.load(tmp_path / "own.npz", "test")
+    assert d.classes == (*"abcdef",)
+    np.savez(tmp_path / "own.npz", x=x, y=[0, 5, 5, 6], classes=names)
+    with pytest.raises(ValueError, match="classes"):
+        data.load(tmp_path / "own.npz")
+
+
 def test_own_splits(tmp_path, monkeypatch):
     x, y = np.arange(16, dtype=np.uint8).reshape(4, 2, 2), np.array([0, 1, 2, 0])
     np.savez(

@@ -48,7 +48,7 @@ ROWS = {
         "no attention" in recorded["numbers"]["left_out"]["convolutional"]["hydra"]""",
     ),
     ("board", "quick"): (  # as the committed board's first row, within the spread of its seeds; the rate is what the search took
-        {"methods": ["single"], "seeds": [0], "scores": ["entropy"], "few": {}, "rates": [1.0], "repeats": 1},
+        {"methods": ["single"], "seeds": [0], "scores": ["entropy"], "rates": [1.0], "repeats": 1},
         """
         all(abs(t.query("method == 'single'").iloc[0][n] - FAIR[n][0]) < FAIR[n].std() for n in ("accuracy", "nll", "ece"))""",
     ),
@@ -137,7 +137,8 @@ def test_positions_of_a_network_of_imagenet_average_to_the_network(run, tmp_path
     rng, path = np.random.default_rng(0), tmp_path / "photographs.npz"
     images = rng.integers(0, 256, (12, 96, 96, 3), dtype=np.uint8)
     labels = np.linspace(0, 999, 12).astype(int)  # of a thousand classes
-    np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
+    splits = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+    np.savez(path, **splits, classes=np.arange(1000))
     given = {"dataset": str(path), "model": "efficientnet-lite0", "ambiguous": ""}
     given |= {"ood": ["glyphs"], "limit": 12, "map_side": 3, "sizes": [2, 3]}
     _, recorded = run("studies/05", **given, shown=2, repeats=20, quantiles=3)

@@ -181,8 +181,8 @@ def load(
 
         Images: an `.npz` with `x` uint8 or in [0, 1], [N, H, W], [N, H, W, C] or
         [N, C, H, W] (the shorter of axes 1 and 3 holds the channels), and integer
-        labels `y` from 0 without a gap; or with `x_train`, `y_train`, `x_test`,
-        `y_test`.
+        labels `y` from 0; or with `x_train`, `y_train`, `x_test`, `y_test`. If some
+        class has no image, the names of all as `classes`.
 
         Texts: a table `.tsv` (without quoting) or `.csv`, also `.gz`, with a header and
         the columns `sentence` (or `text`, or the pair `sentence1`, `sentence2`),

@@ -151,7 +151,7 @@ def own_file(path: Path, split: str) -> Items:
 
 def _images(path: Path, split: str) -> Items:
     """Return one split of an .npz; without splits, a part of each class."""
-    arrays = npz(path, "[xy](_train|_test)?")
+    arrays = npz(path, "[xy](_train|_test)?|classes")
     end = "" if "x" in arrays else f"_{split}"
     if f"x{end}" not in arrays:
         raise ValueError(f"{path} must hold arrays x, or x_{split}, got {[*arrays]}")
@@ -160,22 +160,23 @@ def _images(path: Path, split: str) -> Items:
         return Items(x, np.full(len(x), -1), ())
     y = arrays[f"y{end}"]
     every = [arrays[name] for name in arrays if "y" in name]
-    classes = _classes(path, y, len(x), np.concatenate(every))
+    names = arrays.get("classes", np.unique(np.concatenate(every)))
+    classes = _classes(path, y, len(x), np.concatenate(every), names)
     rows = np.arange(len(y)) if end else split_rows(y, split)
     return Items(x[rows], y[rows].astype(int), classes)
 
 
-def _classes(path: Path, y: np.ndarray, count: int, every: np.ndarray) -> Any:
+def _classes(path, y, count, every, names) -> Any:
     """Return the names of classes; ValueError unless labels are 0, 1, 2, ..."""
-    numbers = np.unique(every)
-    whole = every.dtype.kind in "iu" and (numbers == np.arange(len(numbers))).all()
+    whole = every.dtype.kind in "iu" and np.isin(every, np.arange(len(names))).all()
     if y.shape != (count,) or not whole:
         raise ValueError(
             f"{path}: y must be {count} class numbers 0, 1, 2, ... without a gap, got "
-            f"{y.dtype} {y.shape} of {numbers[:9]}; leave out images without a class, "
-            "and use numpy.unique(y, return_inverse=True)[1]"
+            f"{y.dtype} {y.shape} of {np.unique(every)[:9]}; leave out images without a class, "
+            "store the names of all classes as `classes`, or use numpy.unique(y, "
+            "return_inverse=True)[1]"
         )
-    return tuple(map(str, numbers))
+    return tuple(map(str, names))
 
 
 def _scaled(path: Path, x: np.ndarray) -> np.ndarray:
