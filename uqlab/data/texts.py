@@ -172,9 +172,9 @@ def _classes(path, y, count, every, names) -> Any:
     if y.shape != (count,) or not whole:
         raise ValueError(
             f"{path}: y must be {count} class numbers 0, 1, 2, ... without a gap, got "
-            f"{y.dtype} {y.shape} of {np.unique(every)[:9]}; leave out images without a class, "
-            "store the names of all classes as `classes`, or use numpy.unique(y, "
-            "return_inverse=True)[1]"
+            f"{y.dtype} {y.shape} of {np.unique(every)[:9]}; leave out images without "
+            "a class, store the names of all classes as `classes`, or use "
+            "numpy.unique(y, return_inverse=True)[1]"
         )
     return tuple(map(str, names))
 
