@@ -144,14 +144,15 @@ def test_simplex_puts_certain_members_in_the_corners_and_the_mean_between_them(a
     assert contours.levels[-1] == pytest.approx(np.log(3))
 
 
-def test_decomposition_bars_add_up_to_the_total(ax):
-    plots.decomposition_bars(
-        {"agree": (0.7, 0.1), "disagree": (0.1, 0.9)}, limit=1.5, ax=ax
-    )
+@pytest.mark.parametrize("number", [float, torch.tensor])
+def test_decomposition_bars_add_up_to_the_total(number, ax):
+    parts = {"agree": (0.7, 0.1), "disagree": (0.1, 0.9)}
+    parts = {name: tuple(map(number, pair)) for name, pair in parts.items()}
+    plots.decomposition_bars(parts, limit=1.5, ax=ax)
     aleatoric, epistemic, total = (
         [bar.get_width() for bar in bars] for bars in ax.containers
     )
-    np.testing.assert_allclose([aleatoric, epistemic], [[0.7, 0.1], [0.1, 0.9]])
+    np.testing.assert_allclose([aleatoric, epistemic], [[0.7, 0.1], [0.1, 0.9]], 1e-6)
     np.testing.assert_allclose(total, np.add(aleatoric, epistemic))
     assert [bar.get_x() for bar in ax.containers[1]] == aleatoric  # stacked
     assert [label.get_text() for label in ax.get_yticklabels()] == ["agree", "disagree"]

@@ -238,7 +238,7 @@ def _simplex_frame(ax: Axes) -> None:
 
 
 def decomposition_bars(
-    parts: Mapping[str, tuple[float, float]],
+    parts: Mapping[str, tuple[Any, Any]],
     *,
     limit: float | None = None,
     legend: bool = True,
@@ -249,7 +249,7 @@ def decomposition_bars(
     Parameters
     ----------
     parts
-        Name of a bar -> (aleatoric, epistemic).
+        Name of a bar -> (aleatoric, epistemic), numbers or tensors of one.
     limit
         The end of the axis.
     legend
@@ -258,7 +258,8 @@ def decomposition_bars(
         The axes; the current ones by default.
     """
     ax = ax or plt.gca()
-    frame: Any = pd.DataFrame(parts, index=["aleatoric", "epistemic"]).T
+    frame: Any = pd.DataFrame(parts, index=["aleatoric", "epistemic"])
+    frame = frame.T.astype(float)  # they may be tensors
     frame.plot.barh(
         stacked=True,
         width=0.55,

@@ -137,9 +137,9 @@ def macro_f1(logits: ArrayLike, labels: ArrayLike) -> float:
 
 
 def quality(runs: Sequence[ArrayLike], labels: ArrayLike) -> dict[str, float]:
-    """Return accuracy, F1, ECE, NLL and Brier score, means over several runs."""
-    measures = [accuracy, macro_f1, ece, nll, brier]
-    names = ["accuracy", "F1", "ECE", "NLL", "Brier"]
+    """Return accuracy, F1, ECE, its floor, NLL and Brier score; means over runs."""
+    measures = [accuracy, macro_f1, ece, _mean_floor, nll, brier]
+    names = ["accuracy", "F1", "ECE", "ECE floor", "NLL", "Brier"]
     found = [[measure(logits, labels) for measure in measures] for logits in runs]
     return dict(zip(names, np.mean(found, 0).tolist(), strict=True))
 
@@ -208,6 +208,11 @@ def ece_floor(
         hit = torch.rand(count, generator=generator) < confidence[rows]
         values.append(_binned_gap(at[rows], confidence[rows] - hit.double(), bins))
     return float(np.mean(values)), float(np.quantile(values, 0.95))
+
+
+def _mean_floor(logits, labels):
+    """Return the ECE that chance gives the prediction at its best temperature."""
+    return ece_floor(logits, labels=labels)[0]
 
 
 def adaptive_ece(logits: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:

@@ -139,6 +139,7 @@ def _quality(model, test, validation, shifted):
     """Return the columns of the predictions."""
     z = training.predict(model, test.inputs)
     row = _basic(z, test) | {"brier": metrics.brier(z, test.labels)}
+    row["ece_floor"], _ = metrics.ece_floor(z, labels=test.labels)
     row["aurc"] = metrics.aurc(z, test.labels, -metrics.log_prediction(z).amax(1))
     for name, other in shifted.items():
         there = read(other)
@@ -352,8 +353,8 @@ class _Advice(NamedTuple):
 
     best: str
     runner_up: str  # empty where one method is left
-    margin: float  # the best method's lead over the runner-up, with its 95 % interval
-    low: float
+    margin: float  # the best method's lead over the runner-up, with its 95 % interval,
+    low: float  # on seeds that chose neither; NaN where there are fewer than two
     high: float
     refused: dict[str, str]  # method -> the first limit that it breaks
     reason: str  # a sentence
@@ -363,6 +364,8 @@ def recommend(
     table: pd.DataFrame, quality: str, limits: Mapping[str, int | float]
 ) -> _Advice:
     """Name the method with the best mean quality within limits.
+
+    The first half of the seeds chooses it and the runner-up, the others judge its lead.
 
     Parameters
     ----------
@@ -376,17 +379,20 @@ def recommend(
     """
     values = _by_seed(table, [quality, *limits])
     refused = _refused(values, limits)
-    better = sign(quality) * values[quality].mean()
+    worth: Any = sign(quality) * values[quality]
+    half = max(1, len(worth) // 2)
+    better = worth[:half].mean()
     left = better.drop(list(refused)).sort_values(ascending=False, kind="stable")
     best, runner_up, *_ = [*left.index, "", ""]
     ahead = metrics.Interval(np.nan, np.nan, np.nan)
-    if runner_up:
-        lead: Any = sign(quality) * (values[quality][best] - values[quality][runner_up])
-        ahead = metrics.paired_t(lead.to_numpy())
+    judged = len(worth) - half
+    if runner_up and judged > 1:
+        ahead = metrics.paired_t((worth[best] - worth[runner_up])[half:].to_numpy())
     dear = [f"{label(m)} ({refused[m]})" for m in better.index[better > left.max()]]
     reason = f"no method keeps {' and '.join(limits)} within the limits."
     if best:
-        reason = _reason(quality, best, runner_up, ahead, len(left), dear)
+        where = f" on {half} of {len(worth)} seeds"
+        reason = _reason(quality + where, best, runner_up, ahead, len(left), dear)
     return _Advice(best, runner_up, *ahead, refused, reason)
 
 
@@ -406,11 +412,16 @@ def _reason(quality, best, runner_up, ahead, count, dear):
     words = f"{label(best)} is the only method that you can afford"
     margin, low, high = ahead
     if runner_up:
-        verdict = "ahead of" if low > 0 else "with no significant difference to"
         words = (
             f"{label(best)} has the best {quality} of the {count} methods that you can "
-            f"afford, {verdict} {label(runner_up)} (by {margin:.3g}, "
-            f"95 %: {low:.3g} to {high:.3g})"
+            f"afford; {label(runner_up)} is next"
+        )
+        verdict = "it is ahead" if low > 0 else "the difference is not significant"
+        words += (
+            f", and on the other seeds {verdict} ({margin:.3g}, 95 %: {low:.3g} to "
+            f"{high:.3g})"
+            if low == low
+            else ", and too few seeds are left to compare them"
         )
     if dear:
         words += f"; better but too expensive: {', '.join(dear)}"

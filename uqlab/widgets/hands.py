@@ -351,12 +351,13 @@ def front(
 
 
 def _board(board: pd.DataFrame, columns: list[str]) -> dict[str, Any]:
-    """Return the values of each method and seed, and Student's quantile for them."""
+    """Return the values of each method and seed, and Student's quantiles for them."""
     wide: Any = board.pivot(index="seed", columns="method", values=columns)
     names = list(board["method"].unique())
     return {
         "methods": [_look(name) for name in names],
         "t": float(stats.t.ppf(0.975, len(wide) - 1)),
+        "t_judged": float(stats.t.ppf(0.975, max(1, len(wide) - len(wide) // 2 - 1))),
         "columns": {c: wide[c][names].to_numpy().T.tolist() for c in columns},
     }
 

@@ -1,5 +1,5 @@
 // What each method is worth against what it costs, and which one to take; data: boards {kind: {methods [{name, label,
-// color, marker}], t: Student's quantile for its seeds, columns {name: [method][seed]}}}, cared [[column, words]],
+// color, marker}], t: Student's quantile for its seeds, t_judged: for the second half of them, columns {name: [method][seed]}}}, cared [[column, words]],
 // limits [[column, words, values]], less: the columns in which less is better.
 
 const WIDE = 460, TALL = 260;
@@ -26,7 +26,8 @@ function recommend(board, quality, limits, less) {
   const sign = column => (less.includes(column) ? -1 : 1);
   const means = Object.fromEntries([quality, ...limits.map(([column]) => column)]
     .map(column => [column, board.columns[column].map(average)]));
-  const worth = means[quality].map(value => sign(quality) * value), refused = {};
+  const values = board.columns[quality], seeds = values[0].length, half = Math.max(1, Math.floor(seeds / 2));
+  const worth = values.map(value => sign(quality) * average(value.slice(0, half))), refused = {};
   for (const [column, limit] of [...limits].reverse()) {
     const least = sign(column) * limit - 1e-9 * Math.abs(limit); // a sum in another order may differ in the last digit
     means[column].forEach((value, m) => sign(column) * value < least && (refused[m] = column));
@@ -37,16 +38,20 @@ function recommend(board, quality, limits, less) {
   let reason = `no method keeps ${limits.map(([column]) => column).join(" and ")} within the limits`;
   if (left.length) {
     reason = left.length > 1
-      ? `${called(best)} has the best ${quality} of the ${left.length} methods that you can afford`
+      ? `${called(best)} has the best ${quality} on ${half} of ${seeds} seeds of the ${left.length} methods that you can afford; `
+        + `${called(second)} is next`
       : `${called(best)} is the only method that you can afford`;
   }
   if (left.length > 1) {
-    const values = board.columns[quality];
-    const gaps = values[best].map((value, seed) => sign(quality) * (value - values[second][seed]));
-    margin = worth[best] - worth[second];
-    [low, high] = interval(gaps, board.t);
-    reason += `, ${low > 0 ? "ahead of" : "with no significant difference to"} ${called(second)} `
-      + `(by ${brief(margin)}, 95 %: ${brief(low)} to ${brief(high)})`;
+    const gaps = values[best].map((value, seed) => sign(quality) * (value - values[second][seed])).slice(half);
+    if (gaps.length > 1) {
+      margin = average(gaps);
+      [low, high] = interval(gaps, board.t_judged);
+      reason += `, and on the other seeds ${low > 0 ? "it is ahead" : "the difference is not significant"} `
+        + `(${brief(margin)}, 95 %: ${brief(low)} to ${brief(high)})`;
+    } else {
+      reason += ", and too few seeds are left to compare them";
+    }
   }
   const better = left.length ? worth.map((_, m) => m).filter(m => worth[m] > worth[best]) : [];
   if (better.length) {
