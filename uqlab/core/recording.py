@@ -261,6 +261,27 @@ def claims() -> "DataFrame":
     return frame.drop(columns=[c for c in told if set(frame[c]) <= {NOTHING}])
 
 
+def fallen() -> "DataFrame":
+    """Return what was tried on this page or in its study and did not hold.
+
+    The rows are those of figures/real/fallen.csv, which tools/fallen.py writes: claims
+    that fail in other seeds or in long runs, predictions that did not come true, and
+    sentences that the page no longer claims.
+    """
+    with extra("notebooks"):
+        import pandas
+
+    pages = _seeds.stem, f"{_seeds.stem}_study"
+    rows = [row for row in _table(_real.parent / "fallen.csv") if row["page"] in pages]
+    columns = ["sentence", "where", "held", "why"]
+    told = {"sentence": "did not hold", "where": "judged by", "held": "holds in"}
+    return (
+        pandas.DataFrame(rows, columns=columns)
+        .rename(columns=told)
+        .set_index("did not hold")
+    )
+
+
 def _long_runs() -> dict[str, tuple[str, str]]:
     """Return how each claim of the committed long runs ended, and its sentence."""
     about, made = read_json(_real / "manifest.json"), Record.read(_real).claims

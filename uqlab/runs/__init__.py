@@ -1,7 +1,7 @@
 """Notebooks run headless: parameters checked first, numbers recorded, a folder a run.
 
-In a notebook: `check`, `begin`, `record`, `claim`, `committed`, `load`. On the command
-line: `uqlab run`, `sweep`, `collect`, `gallery`, `lab`. From
+In a notebook: `check`, `begin`, `record`, `claim`, `fallen`, `committed`, `load`. On
+the command line: `uqlab run`, `sweep`, `collect`, `gallery`, `lab`. From
 code: `execute` for one notebook into any folder, `sweep` and `run_one` for runs that
 are computed once.
 """
@@ -16,6 +16,7 @@ from uqlab.core.recording import (
     claims,
     committed,
     describe_figure,
+    fallen,
     output_dir,
     record,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "committed",
     "describe_figure",
     "execute",
+    "fallen",
     "load",
     "output_dir",
     "record",
