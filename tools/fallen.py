@@ -56,6 +56,7 @@ def in_long_runs() -> Iterator[tuple[str, ...]]:
             values = [row.get(f"claim_{name}", "") for row in table]
             if "False" in values:
                 sentence = claim.sentence.partition(" (margin: ")[0]
+                sentence = sentence.replace("explicit ensemble", "deep ensemble")
                 why = reasons.get(name, "")
                 yield f"{page}_study", sentence, "long runs", counted(values), why
 
