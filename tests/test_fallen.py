@@ -44,3 +44,16 @@ def test_a_page_shows_its_own_and_its_studys(tmp_path, monkeypatch):
     assert rows.loc[study, "holds in"] == "0 of 5"
     runs.begin(tmp_path, "my_page")
     assert runs.fallen().empty
+
+
+PAGES = {row[0] for row in fallen.table()}
+
+
+@pytest.mark.parametrize(
+    "page",
+    parameters.all_notebooks() + parameters.all_notebooks("studies"),
+    ids=lambda p: p.stem,
+)
+def test_a_page_with_such_sentences_shows_them(page):
+    shows = "runs.fallen()" in page.read_text(encoding="utf-8")
+    assert shows == bool({page.stem, f"{page.stem}_study"} & PAGES)
