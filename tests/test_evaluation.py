@@ -271,3 +271,12 @@ def test_logits_of_several_models_come_by_name(unchecked):
         study.evaluate(z, Y, shifted={"noise": z})
     with pytest.raises(TypeError, match="ood must be by name"):
         study.evaluate(ensemble(), (X, Y), FAR)
+    with pytest.raises(TypeError, match="shifted must be by name"):
+        study.evaluate(ensemble(), (X, Y), shifted=[1])
+
+
+def test_differences_are_to_the_first_model_or_are_left_out():
+    three = {"one": ensemble().member(0), "a": ensemble(), "b": ensemble()}
+    found = study.evaluate(three, (X, Y), {"far": FAR}, **FEW)
+    assert {"accuracy b - one", "auroc_entropy_far b - one", "auroc_mi_far b"} <= {*found}
+    assert not any("b - a" in row or "auroc_mi_far one" in row for row in found)

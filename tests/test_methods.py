@@ -121,7 +121,7 @@ def test_without_training_nothing_of_the_backbone_is_left():
     assert not torch.equal(first(images()[0]), other(images()[0]))
 
 
-def test_what_is_found_in_a_trained_network():
+def test_what_is_found_in_a_trained_network(monkeypatch):
     """Masks, tiles, heads and a posterior: of the single network, or of one LoRA network, and what their parts are."""
     net, (x, _) = vit(), images()
     single, one = (
@@ -143,6 +143,7 @@ def test_what_is_found_in_a_trained_network():
     )
     with pytest.raises(ValueError, match="tiles lie in a square"):
         train("tiles", net, 3)
+    monkeypatch.setattr(training, "fit", None)  # before anything is trained
     for name in ("single", "masks", "hydra", "laplace_lora"):
         with pytest.raises(TypeError, match="rang"):
             train(name, net, rang=2)

@@ -175,9 +175,7 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(
     def pair(net, members, seed):
         return ensembles.deep(lambda: methods.fresh(net), 2, seed)
 
-    monkeypatch.setitem(
-        METHODS, "mine", Method("two networks", "#123456", "*", pair, set())
-    )
+    monkeypatch.setitem(METHODS, "mine", Method("two networks", "#123456", "*", pair))
     _, test, ood = sets
     table = measured(
         backbone,
@@ -268,7 +266,7 @@ def test_what_a_backbone_cannot_carry_is_left_out_or_an_error(
 
     kept = {
         "single": METHODS["single"],
-        "mine": Method("mine", "#123456", "*", fails, frozenset({"attention"})),
+        "mine": Method("mine", "#123456", "*", fails),
     }
     monkeypatch.setattr(methods, "METHODS", kept)
     with pytest.warns(UserWarning, match="mine is left out: needs attention"):

@@ -66,6 +66,12 @@ def test_the_commit_tells_every_state_of_the_package_apart(tmp_path, monkeypatch
     (package / "a.py").write_text("1")
     monkeypatch.setattr(manifest, "PACKAGE", package)
     assert re.fullmatch(r"\+[0-9a-f]{8}", manifest.commit())  # no checkout
+    elsewhere = shutil.copytree(package, tmp_path / "moved" / "package")
+    here = manifest.commit()
+    monkeypatch.setattr(manifest, "PACKAGE", elsewhere)
+    assert manifest.commit() == here
+    monkeypatch.setattr(manifest, "PACKAGE", package)
+    shutil.rmtree(elsewhere.parent)
 
     def git(*arguments):
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]

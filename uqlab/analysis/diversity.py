@@ -197,7 +197,7 @@ def layer_names(
         return chosen
     names = [name for name, w in known.items() if w.ndim == 2]
     chosen = [name for name in names if re.search(default, name)]
-    head = (ensemble.recipe or {}).get("classifier") or names[-1]
+    head = ensemble.recipe.get("classifier") or names[-1]
     return chosen or [name for name in names if name != head] or names
 
 

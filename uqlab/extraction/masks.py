@@ -97,10 +97,6 @@ class MaskEnsemble(Ensemble):
         self.network.eval()
         return self
 
-    def can_shard(self) -> bool:
-        """Whatever the frozen network holds, in evaluation mode it draws no noise."""
-        return not self.shared_parameters()
-
     def layers(self) -> dict[str, Masked]:
         """Return what members hold for each layer, by its name; [members, ...] each."""
         parts = self.seen.items()
@@ -120,7 +116,7 @@ class MaskEnsemble(Ensemble):
             within("threshold", threshold, "[0, 1)")
         for layer in self.layers().values():
             layer.threshold = threshold
-        return self.with_recipe({**(self.recipe or {}), "threshold": threshold})
+        return self.with_recipe({**self.recipe, "threshold": threshold})
 
     def soften(self) -> "MaskEnsemble":
         """Make masks the sigmoids of their logits again; return the ensemble itself."""

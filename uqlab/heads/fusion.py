@@ -28,7 +28,7 @@ class FusedEnsemble(Ensemble):
     @property
     def heads(self) -> list[list[int]]:
         """The number of heads, [layers][members]."""
-        return (self.recipe or {})["heads"]
+        return self.recipe["heads"]
 
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network, with its own number of heads."""
@@ -38,7 +38,7 @@ class FusedEnsemble(Ensemble):
 
     def shard(self, rows: slice) -> "FusedEnsemble":
         """Return the ensemble of some members; training it trains these."""
-        shard, recipe = super().shard(rows), {**(self.recipe or {})}
+        shard, recipe = super().shard(rows), {**self.recipe}
         recipe["heads"] = [counts[rows] for counts in self.heads]
         return shard.with_recipe(recipe)
 

@@ -194,7 +194,9 @@ def _digest(place: str) -> str | None:
     with suppress(OSError):  # what cannot be read has none
         if os.path.isfile(place):
             return sha256(place)
-        return fingerprint({name: sha256(name) for name in _files(place)})
+        files = _files(place)
+        top = os.path.commonpath([os.path.dirname(name) for name in files] or [place])
+        return fingerprint({os.path.relpath(f, top): sha256(f) for f in files})
     return None
 
 

@@ -146,7 +146,8 @@ def evaluate(
     >>> round(result["accuracy"].value, 3), round(result["accuracy"].baseline, 3)
     (0.667, 0.667)
     """
-    by_name("ood", {} if ood is None else ood, '{"a name": ...}')
+    for what, sets in {"ood": ood, "shifted": shifted}.items():
+        by_name(what, {} if sets is None else sets, '{"a name": ...}')
     one_of("outputs", outputs, ("classes", "gaussian"))
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     if save is not None and (len(models) > 1 or outputs != "classes"):
@@ -191,6 +192,8 @@ def _from_networks(models, how, data):
     for inputs, some in read_batches(data, how["batch_size"]):
         labels.append(some)
         for name, model in models.items():
+            if name not in parts:  # an ensemble's first call has more to do
+                training.predict(model, inputs, **how)
             started = time.perf_counter()
             parts[name].append(training.predict(model, inputs, **how))
             seconds[name] += time.perf_counter() - started
@@ -280,8 +283,12 @@ def _add_detection(table, set_name, known, outside, resample):
             }
             how = resample | {"measure": measure}
             ways = partial(_separation, measure), partial(_separation_ends, how)
-            if by_model:
-                _add(table, f"{measure}_{score}_{set_name}", by_model, *ways)
+            row = f"{measure}_{score}_{set_name}"
+            if next(iter(pairs)) in by_model:
+                _add(table, row, by_model, *ways)
+                continue
+            for name, each in by_model.items():  # the first has nothing to compare with
+                _add(table, row, {name: each}, *ways)
 
 
 def _separation(measure, pair):
@@ -294,7 +301,8 @@ def _separation_ends(how, pair, than=None):
 
 def _add_cost(table, models, known):
     for name, seconds in known.seconds.items():
-        trained = sum(p.numel() for p in trainable(models[name]))
+        every = list(models[name].parameters())  # MC dropout freezes all
+        trained = sum(p.numel() for p in trainable(models[name]) or every)
         table[f"parameters {name}".strip()] = _Estimate(trained)
         table[f"seconds {name}".strip()] = _Estimate(seconds / len(known.labels))
 

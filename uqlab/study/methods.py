@@ -84,6 +84,7 @@ def train(
     options = {key: settings.pop(key) for key in settings.keys() - of_fit.keys()}
     y = as_tensor("labels", labels, floating=False)
     task = _Task(x, y, members, seed, {**FIT, **method.fit, **settings})
+    inspect.signature(method.finish).bind(None, task, **options)  # not after hours
     ensemble = method.make(backbone, members, seed=seed, **options)
     task.fit(ensemble.to(next(backbone.parameters()).device))
     return method.finish(ensemble, task, **options)
@@ -401,8 +402,6 @@ class Method(NamedTuple):
     color: str
     marker: str
     make: Callable[..., Ensemble]  # (backbone, members, seed=, **options) -> untrained
-    # For readers, such as {"attention"}; `make` itself refuses what it cannot take.
-    needs: set[str]
     fit: Mapping[str, Any] = {}  # settings of training.fit that differ from FIT
     finish: Callable[..., Ensemble] = _as_is  # (trained, task, **options)
 
@@ -412,12 +411,6 @@ class Method(NamedTuple):
         return {"label": self.label, "color": self.color, "marker": self.marker}
 
 
-_ANY = set()
-_LINEAR = {"linear layers"}
-_LEARNED = {"linear layers", "pretraining"}
-_ATTENTION = {"attention"}
-_NORMS = {"normalisation"}
-_MAP = {"a map or patches"}
 _LORA = functools.partial(ensembles.lora, gain=4.0)
 _PLUS = functools.partial(ensembles.batch, additive=True)
 _FILM = _whole(ensembles.film)
@@ -425,50 +418,36 @@ _MASKSEMBLES = _whole(ensembles.masksembles)
 _WITH_HEADS = _one(lambda network, _: heads.count_heads(network))
 _LONG = {"epochs": 30}  # its members begin at random
 METHODS: dict[str, Method] = {
-    "single": Method("single network", "#444444", "o", _single, _ANY),
+    "single": Method("single network", "#444444", "o", _single),
     "lora_single": Method(
         "one LoRA network of the same size",
         "#56B4E9",
         "^",
         _lora_single,
-        _LEARNED,
         {"lr": 0.002},
     ),
-    "dropout": Method("MC dropout", "#CA9161", "v", _dropping, _LINEAR, {}, _dropped),
-    "snapshot": Method(
-        "snapshot ensemble", "#949494", "D", _one(), _ANY, {}, _snapshots
-    ),
-    "batch": Method(
-        "BatchEnsemble", "#CC78BC", "P", ensembles.batch, _LINEAR, {"lr": 0.002}
-    ),
-    "batch_additive": Method(
-        "BatchEnsemble++", "#FBAFE4", "p", _PLUS, _LEARNED, {"lr": 0.016}
-    ),
-    "masksembles": Method("Masksembles", "#ECE133", "d", _MASKSEMBLES, _LINEAR),
-    "film": Method("FiLM-Ensemble", "#DE8F05", "H", _FILM, _NORMS),
-    "mimo": Method("MIMO", "#F0A3FF", "*", ensembles.mimo, _LINEAR, {"lr": 0.002}),
-    "packed": Method(
-        "Packed-Ensemble", "#7B3294", "<", ensembles.packed, _LINEAR, _LONG
-    ),
-    "deep": Method("deep ensemble", "#D55E00", "s", _deep, _ANY),
-    "lora": Method("LoRA-Ensemble", "#029E73", "X", _LORA, _LEARNED, {"lr": 0.004}),
-    "laplace": Method(
-        "last-layer Laplace", "#332288", "^", _one(), _LINEAR, {}, _last_layer
-    ),
+    "dropout": Method("MC dropout", "#CA9161", "v", _dropping, {}, _dropped),
+    "snapshot": Method("snapshot ensemble", "#949494", "D", _one(), {}, _snapshots),
+    "batch": Method("BatchEnsemble", "#CC78BC", "P", ensembles.batch, {"lr": 0.002}),
+    "batch_additive": Method("BatchEnsemble++", "#FBAFE4", "p", _PLUS, {"lr": 0.016}),
+    "masksembles": Method("Masksembles", "#ECE133", "d", _MASKSEMBLES),
+    "film": Method("FiLM-Ensemble", "#DE8F05", "H", _FILM),
+    "mimo": Method("MIMO", "#F0A3FF", "*", ensembles.mimo, {"lr": 0.002}),
+    "packed": Method("Packed-Ensemble", "#7B3294", "<", ensembles.packed, _LONG),
+    "deep": Method("deep ensemble", "#D55E00", "s", _deep),
+    "lora": Method("LoRA-Ensemble", "#029E73", "X", _LORA, {"lr": 0.004}),
+    "laplace": Method("last-layer Laplace", "#332288", "^", _one(), {}, _last_layer),
     "laplace_lora": Method(
-        "Laplace-LoRA", "#66C2A5", "X", _one_lora, _LEARNED, {"lr": 0.004}, _laplace
+        "Laplace-LoRA", "#66C2A5", "X", _one_lora, {"lr": 0.004}, _laplace
     ),
     "singular_value": Method(
         "singular value ensemble",
         "#0173B2",
         "h",
         ensembles.singular_value,
-        _LEARNED,
         {"lr": 0.03},
     ),
-    "masks": Method("mask extraction", "#B2DF8A", ">", _one(), _LINEAR, {}, _masks),
-    "tiles": Method("tiles", "#A6761D", "8", _one(_tiled), _MAP, {}, _tiles),
-    "hydra": Method(
-        "fused Taylor prunings", "#E7298A", "h", _WITH_HEADS, _ATTENTION, {}, _hydra
-    ),
+    "masks": Method("mask extraction", "#B2DF8A", ">", _one(), {}, _masks),
+    "tiles": Method("tiles", "#A6761D", "8", _one(_tiled), {}, _tiles),
+    "hydra": Method("fused Taylor prunings", "#E7298A", "h", _WITH_HEADS, {}, _hydra),
 }

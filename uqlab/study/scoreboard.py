@@ -384,16 +384,20 @@ def recommend(
     better = worth[:half].mean()
     left = better.drop(list(refused)).sort_values(ascending=False, kind="stable")
     best, runner_up, *_ = [*left.index, "", ""]
-    ahead = metrics.Interval(np.nan, np.nan, np.nan)
-    judged = len(worth) - half
-    if runner_up and judged > 1:
-        ahead = metrics.paired_t((worth[best] - worth[runner_up])[half:].to_numpy())
     dear = [f"{label(m)} ({refused[m]})" for m in better.index[better > left.max()]]
+    ahead = _lead(worth[half:], best, runner_up)
     reason = f"no method keeps {' and '.join(limits)} within the limits."
     if best:
-        where = f" on {half} of {len(worth)} seeds"
-        reason = _reason(quality + where, best, runner_up, ahead, len(left), dear)
+        quality += f" on {half} of {len(worth)} seeds"
+        reason = _reason(quality, best, runner_up, ahead, len(left), dear)
     return _Advice(best, runner_up, *ahead, refused, reason)
+
+
+def _lead(worth, best, runner_up):
+    """Return by how much the best method leads, NaN without two seeds to judge."""
+    if not runner_up or len(worth) < 2:
+        return metrics.Interval(np.nan, np.nan, np.nan)
+    return metrics.paired_t((worth[best] - worth[runner_up]).to_numpy())
 
 
 def _refused(values, limits):

@@ -51,9 +51,12 @@ def members(model: nn.Module) -> list[nn.Module]:
 
 
 def _seen(of, model, inputs):
-    """Return what scores of a kind see of a model and inputs."""
+    """Return what scores of a kind see of a model and inputs, a tuple a member.
+
+    The logits of all members are one.
+    """
     if of == "logits":
-        return as_logits(training.predict(model, inputs))
+        return [(as_logits(training.predict(model, inputs)),)]
     given = [(network, inputs) for network in members(model)]
     if of == "network":
         return given
@@ -99,10 +102,12 @@ class Score:
         if self.statistics:
             x, y = held(inputs, labels)
             x = as_inputs(x)
-            y = as_labels(y, count(x)).cpu()
-            given = _seen(self.of, model, x)
-            self.fitted[model] = [(self.statistics(*each, y),) for each in given]
+            self._fit(model, _seen(self.of, model, x), as_labels(y, count(x)).cpu())
         return self
+
+    def _fit(self, model, seen, labels):
+        statistics: Any = self.statistics
+        self.fitted[model] = [(statistics(*each, labels),) for each in seen]
 
     def __call__(
         self, model: nn.Module, inputs: InputsLike
@@ -111,8 +116,6 @@ class Score:
         return self._of(model, _seen(self.of, model, as_inputs(inputs)))
 
     def _of(self, model, seen):
-        if self.of == "logits":
-            return self.score(seen).double()
         if self.statistics and model not in self.fitted:
             raise ValueError(
                 f"{self.label} needs the training set first: call "
@@ -143,14 +146,21 @@ def fit(
     reasons = {}
     several = len(members(model)) > 1
     inputs, labels = held(inputs, labels)
-    two = rows_of(as_inputs(inputs), slice(2))
+    inputs = as_inputs(inputs)
+    two, seen = rows_of(inputs, slice(2)), {}
     for name in names:
         one_of("score", name, SCORES)
-        if SCORES[name].needs_members and not several:
+        score = SCORES[name]
+        if score.needs_members and not several:
             reasons[name] = "one network has no members to compare"
             continue
         try:
-            SCORES[name].fit(model, inputs, labels)(model, two)
+            if score.statistics:
+                y = as_labels(labels, count(inputs)).cpu()
+                if score.of not in seen:
+                    seen[score.of] = _seen(score.of, model, inputs)
+                score._fit(model, seen[score.of], y)
+            score(model, two)
         except (ValueError, TypeError, RuntimeError) as error:
             reasons[name] = str(error)
     return reasons
@@ -291,7 +301,10 @@ SCORES: dict[str, Score] = {
         "entropy", "logits", lambda z: uncertainty.entropy(log_prediction(z))
     ),
     "mi": Score(
-        "mutual information", "logits", lambda z: uncertainty.decompose(z).epistemic
+        "mutual information",
+        "logits",
+        lambda z: uncertainty.decompose(z).epistemic,
+        needs_members=True,
     ),
     "msp": Score(
         "-log of the largest probability",
@@ -317,10 +330,13 @@ SCORES: dict[str, Score] = {
     "exgrad": Score("ExGrad", "network", gradients.exgrad),
     "gradnorm": Score("GradNorm", "network", gradients.gradnorm),
     "regrad": Score("REGrad-style", "network", _regrad),
-    "pairwise_kl": Score("expected pairwise KL", "logits", _pairwise_kl),
-    "reverse_mi": Score("reverse mutual information", "logits", _reverse_mi),
-    "variation_ratio": Score("variation ratio", "logits", diversity.variation_ratio),
+    "pairwise_kl": Score(
+        "expected pairwise KL", "logits", _pairwise_kl, needs_members=True
+    ),
+    "reverse_mi": Score(
+        "reverse mutual information", "logits", _reverse_mi, needs_members=True
+    ),
+    "variation_ratio": Score(
+        "variation ratio", "logits", diversity.variation_ratio, needs_members=True
+    ),
 }
-# They compare members; the other scores also take one network.
-for _name in ("mi", "pairwise_kl", "reverse_mi", "variation_ratio"):
-    SCORES[_name].needs_members = True
