@@ -254,8 +254,9 @@ def test_it_prints_and_becomes_a_frame():
         (lambda: study.evaluate(ensemble(), (X, Y), outputs="counts"), "outputs must be"),
         (
             lambda: study.evaluate({"a": ensemble(), "b": ensemble()}, (X, Y), save="x"),
-            "save takes the logits of one classifier",
+            "save is a file for the logits of one classifier",
         ),
+        (lambda: study.evaluate(None, (X, Y), save="."), "name a file"),  # before all
     ],
 )  # fmt: skip
 def test_what_cannot_be_evaluated_is_refused(call, message):
