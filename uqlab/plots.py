@@ -616,6 +616,24 @@ def head_map(
     return ax
 
 
+def plane(id_points: Values, ood_points: Values, *, ax: Axes | None = None) -> Axes:
+    """Draw ID and OOD inputs, [samples, 2] each, as points of a plane without units.
+
+    ID inputs are grey dots, OOD inputs pink crosses; the labels are "ID" and "OOD".
+    """
+    ax = ax or plt.gca()
+    looks = ("ID", NEUTRAL, "o", 5), ("OOD", MARK, "x", 8)
+    for points, look in zip((id_points, ood_points), looks, strict=True):
+        name, color, marker, size = look
+        x, y = _array(points).T
+        ax.scatter(
+            x, y, size, color, marker, linewidth=0.6, alpha=0.7, label=name
+        )
+    ax.set(xticks=[], yticks=[])
+    ax.set_aspect("equal", "datalim")
+    return ax
+
+
 def table(
     frame: pd.DataFrame,
     *,
