@@ -49,6 +49,7 @@ def test_every_plot_draws_into_the_given_axes_or_else_the_current_ones():
         "areas": ([0, 1, 2], [0.1, 0.2, 0.3], [0.3, 0.2, 0.1]),
         "ecdf": ([0.3, 0.1],),
         "roc": ([0.1, 0.2], [0.3, 0.4]),
+        "plane": (torch.zeros(3, 2), torch.ones(2, 2)),
         "dots": ({"a": (0.2, 0.1, 0.3)}, [("red", "o")]),
         "reliability": (torch.randn(2, 9, 3), torch.arange(9) % 3),
         "heatmap": (torch.tensor([[1.0, 2.0]]), ["row"], ["a", "b"]),
@@ -205,6 +206,17 @@ def test_roc_label_is_the_auroc_and_the_curve_encloses_it(ax):
         auroc, abs=1e-12
     )
     np.testing.assert_allclose(curve.get_xydata()[[0, -1]], [[0, 0], [1, 1]])
+
+
+def test_plane_shows_which_inputs_are_ood_by_colour_and_by_name(ax):
+    plots.plane([[0, 1], [2, 3]], [[4, 5]], ax=ax)
+    known, ood = ax.get_lines()
+    assert [line.get_label() for line in (known, ood)] == ["ID", "OOD"]
+    assert known.get_xydata().tolist() == [[0, 1], [2, 3]]
+    assert ood.get_xydata().tolist() == [[4, 5]]
+    assert known.get_color() != ood.get_color()
+    assert {known.get_linestyle(), ood.get_linestyle()} == {"None"}
+    assert ax.get_aspect() == 1
 
 
 @pytest.mark.parametrize("channels", [1, 3])

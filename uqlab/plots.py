@@ -635,6 +635,25 @@ def head_map(
     return ax
 
 
+def plane(
+    id_points: ArrayLike, ood_points: ArrayLike, *, ax: Axes | None = None
+) -> Axes:
+    """Draw ID and OOD inputs, [samples, 2] each, as points of a plane without units.
+
+    ID inputs are grey dots, OOD inputs pink crosses; the labels are "ID" and "OOD".
+    """
+    ax = ax or plt.gca()
+    of_id = (id_points, "ID", "o", NEUTRAL)
+    for points, label, marker, color in (of_id, (ood_points, "OOD", "x", MARK)):
+        look: dict[str, Any] = {"ms": 2.4, "mew": 0.6, "alpha": 0.7, "color": color}
+        points = as_tensor(f"{label} points", points, "samples 2")
+        ax.plot(*_array(points).T, marker, label=label, **look)
+    ax.set(xticks=[], yticks=[])
+    ax.set_aspect("equal", "datalim")
+    ax.spines[:].set(visible=True, linewidth=0.4)
+    return ax
+
+
 def table(
     frame: pd.DataFrame,
     *,

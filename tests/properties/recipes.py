@@ -263,6 +263,7 @@ OWN: dict[str, dict[str, Any]] = {
     "plots.heatmap": {"values": lambda: positive(2, 2), "rows": lambda: "ab", "columns": lambda: "cd"},
     "plots.images": {"inputs": lambda: positive(2, 1, 4, 4), "axes": lambda: [figure().subplots()]},
     "plots.label_lines": {"ax": lambda: figure().subplots()}, "plots.mask_map": {"mask": lambda: positive(2, 5)},
+    "plots.plane": {"id_points": lambda: draw(4, 2), "ood_points": lambda: draw(3, 2, seed=1)},
     "plots.reference": {"value": lambda: 0.5, "text": lambda: "half"},
     "plots.reliability": {"logits": lambda: draw(3, 6, 4)},
     "plots.save": {"fig": figure, "caption": lambda: "A figure of nothing."}, "plots.sequential": {"count": lambda: 3},
