@@ -149,7 +149,8 @@ def ece(logits: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
     """Return the expected calibration error of the most probable class.
 
     The weighted |confidence - accuracy| over bins (lo, hi] of equal width. It is biased
-    upwards by about sqrt(bins / samples): compare it with `ece_floor`.
+    upwards by about sqrt(bins / samples): compare it with `ece_floor`. A confidence of
+    half precision may be rounded across an edge of the bins.
 
     References
     ----------

@@ -324,7 +324,7 @@ def _only_say(jobs: list[Job]) -> None:
     for job in jobs:
         seconds = Manifest.read(job.folder).seconds
         last = f"last time {seconds:.0f} s" if seconds else ""
-        click.echo(f"{job}{job.parameters}  {last}")
+        click.echo(f"{job} {job.parameters}  {last}")
     for notebook in {job.notebook: None for job in jobs}:
         for line in _needs(notebook, jobs[0].profile):
             click.echo(f"{notebook.stem} needs {line}")
