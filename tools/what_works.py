@@ -60,6 +60,7 @@ def reason(said: str, network: str) -> str:
         "the network",
         said,
     )
+    said = re.sub(r"^'[\w.]*\d[\w.]*'", "a layer", said)
     return re.sub(r" ?'[\w.]*\d[\w.]*'", "", said).replace("\n", " ").replace("|", "or")
 
 
