@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from torch.testing import assert_close
@@ -39,9 +40,10 @@ def network():
 NETWORK = network()
 
 
-def fit(inputs=X, labels=Y, ensemble=None):
+def fit(inputs=X, labels=Y, ensemble=None, **settings):
     ensemble = ensemble or ensembles.deep(network, 2)
-    return training.fit(ensemble, inputs, labels, epochs=1, lr=0.1, progress=False)
+    settings = {"epochs": 1, "lr": 0.1, "progress": False} | settings
+    return training.fit(ensemble, inputs, labels, **settings)
 
 
 class NoEnd(Dataset):
@@ -229,7 +231,13 @@ def test_inputs_of_other_kinds_are_read():
         (lambda: ensembles.lora([network()], 2), "from_members"),
         (lambda: ensembles.deep(network(), 2), "lambda"),
         (lambda: fit(ensemble=ensembles.deep(one_logit, 2)), "two classes"),
-        (lambda: ensembles.laplace(flat(), X, 2), "no linear layer whose output"),
+        (lambda: ensembles.laplace(flat(), X, 2), r"here \[2\].* not squeezed"),
+        (lambda: fit(optimizer=ADAM), r"optimizer=torch\.optim\.Adam"),
+        (lambda: fit(optimizer=torch.optim.LBFGS), "once a batch"),
+        (lambda: fit(scheduler=COSINE), "lambda optimizer"),
+        (lambda: fit(labels=X, ensemble=of_tokens()), "movedim"),
+        (lambda: ensembles.dropout(nn.Conv2d(1, 3, 3), 2), "from_members"),
+        (lambda: training.predict(ensembles.deep(network, 2), X[0]), r"inputs\[None\]"),
         (lambda: models.Standardize([0.5], [0.0])(X), "channel"),
         (lambda: models.Standardize([0.5], [0.2])(X), "channel"),  # rows would count
         (lambda: baselines.aurocs(X, X, X), "others must be by name"),
@@ -239,6 +247,47 @@ def test_inputs_of_other_kinds_are_read():
 def test_what_is_not_taken_is_told_a_way_out(call, way_out):
     with pytest.raises((TypeError, ValueError), match=way_out):
         call()
+
+
+ADAM = torch.optim.Adam(NETWORK.parameters())
+COSINE = torch.optim.lr_scheduler.CosineAnnealingLR(ADAM, 5)
+
+
+def of_tokens():
+    return ensembles.deep(
+        lambda: nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 3)), 2
+    )
+
+
+def test_a_scheduler_s_class_that_needs_more_is_told_a_way_out():
+    with pytest.raises(TypeError) as error:
+        fit(scheduler=torch.optim.lr_scheduler.CosineAnnealingLR)
+    assert "lambda optimizer" in error.value.__notes__[0]
+
+
+def test_one_callback_is_one():
+    seen = []
+    fit(callbacks=seen.append)
+    assert [state.epoch for state in seen] == [1]
+
+
+class Spectral(nn.Module):
+    """A Fourier layer, whose complex weight is the first parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(torch.fft.irfft(torch.fft.rfft(x) @ self.weight, n=6))
+
+
+def test_a_network_whose_first_weights_are_complex():
+    ensemble = ensembles.deep(Spectral, 2)
+    fit(ensemble=ensemble)
+    apart = torch.stack([ensemble.member(m)(X) for m in range(2)])
+    assert_close(training.predict(ensemble, X), apart)
 
 
 def one_logit():
@@ -301,6 +350,34 @@ def test_weights_of_a_plain_network_go_into_a_compiled_one_and_of_two_into_none(
     torch.save(prefixed(state, "student.") | prefixed(state, "teacher."), path)
     with pytest.raises(ValueError, match=r"student\., teacher\."):
         models.load_weights(network(), path)
+
+
+def test_tied_weights_are_read_from_a_file_that_holds_them_once(tmp_path):
+    def tied():
+        made = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
+        made[1].weight = made[0].weight
+        return made
+
+    saved = tied()
+    safetensors.torch.save_model(saved, tmp_path / "w.safetensors")
+    model = models.load_weights(tied(), tmp_path / "w.safetensors")
+    assert torch.equal(model(Y), saved(Y))
+
+
+def test_a_function_that_makes_networks_is_no_network(tmp_path):
+    ensembles.deep(network, 2).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="network that is built"):
+        ensembles.from_pretrained(tmp_path, network)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "model.pt").touch()
+    for write in (
+        ensembles.deep(network, 2).save_pretrained,
+        lambda path: fit(resume=path),
+    ):
+        with pytest.raises(ValueError, match="no folder"):
+            write(tmp_path / "model.pt")
 
 
 Z = np.random.default_rng(0).normal(size=(12, 3))

@@ -278,6 +278,11 @@ def test_layers_of_other_networks():
     near(nn.functional.linear(penultimate(mlp, x), mlp[7].weight, mlp[7].bias), mlp(x))
 
 
+def test_an_activation_in_place_leaves_the_layer_s_output():
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True)), torch.randn(5, 4)
+    near(layer_features(model, x, "0")["0"], model[0](x).detach())
+
+
 # bad input -----------------------------------------------------------------------------------------------------------
 class Twice(nn.Module):
     def __init__(self):

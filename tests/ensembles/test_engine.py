@@ -85,6 +85,24 @@ class Attribute(nn.Module):
         return self.layer(x * self.scale)
 
 
+class NormByHand(nn.Module):
+    """Batch norm as it is taught: its buffers are set anew, or changed in place."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        if not self.training:
+            return x - self.mean
+        if self.in_place:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        else:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - x.mean(0)
+
+
 # Ways to run ----------------------------------------------------------------------------------------------------------
 @WAYS
 def test_every_way_is_the_separate_members(mode):
@@ -135,6 +153,35 @@ def test_batch_statistics_move_once(mode, between):
     for m, network in enumerate(plain):
         assert ensemble.member(m)[1].num_batches_tracked == 1
         near(ensemble.member(m)[1].running_var, network[1].running_var)
+
+
+@WAYS
+@pytest.mark.parametrize("in_place", [True, False])
+def test_statistics_by_hand_are_each_member_s_own(mode, in_place):
+    ensemble = ensembles.deep(lambda: perceptron(NormByHand(in_place)), 3)
+    ensemble.mode = mode
+    plain = [ensemble.member(m).requires_grad_() for m in range(3)]
+    settings = {"epochs": 4, "lr": 0.5, "progress": False}
+    training.fit(ensemble, X, Y, **settings)
+    for network in plain:
+        training.fit(ensembles.from_members([network]), X, Y, **settings)
+    near(ensemble(X), torch.stack([network.eval()(X) for network in plain]))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_statistics_by_hand_that_members_share_follow_all_in_turn(in_place):
+    ensemble = lora(perceptron(NormByHand(in_place)))
+    given = [ensemble.member(m)[0](X).mean(0) for m in range(3)]
+    ensemble.train()(X)
+    expected = torch.zeros(8)
+    for mean in given:
+        expected = 0.9 * expected + 0.1 * mean
+    near(ensemble.network[1].mean, expected)
+    near(ensemble.eval()(X), alone(ensemble))
+
+
+def test_no_rows_are_no_answers():
+    assert lora(perceptron(nn.ReLU()))(X[:0]).shape == (3, 0, 3)
 
 
 @WAYS
@@ -385,6 +432,17 @@ def test_wrapped_networks_are_the_ones_inside(wrap):
     near(lora(wrap(network))(X), lora(network)(X))
     deep = ensembles.deep(lambda: wrap(perceptron(nn.ReLU())), 3)
     near(deep(X), ensembles.deep(lambda: perceptron(nn.ReLU()), 3)(X))
+    near(ensembles.laplace(wrap(network), X, 3)(X), ensembles.laplace(network, X, 3)(X))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [lora, lambda network: ensembles.dropout(network, 3)])
+def test_an_ensemble_may_be_compiled_before_its_first_call(make, unchecked):
+    ensemble = make(perceptron(nn.ReLU()))
+    compiled = torch.compile(ensemble, backend="eager")
+    with torch.no_grad():
+        near(compiled(X), alone(ensemble))
+    near(training.predict(compiled, X), ensemble(X))
 
 
 # Training -------------------------------------------------------------------------------------------------------------

@@ -135,6 +135,14 @@ def test_draws_have_the_inverse_as_their_covariance():
     assert_close(drawn.T.cov(), expected, rtol=0.1, atol=0.06)
 
 
+def test_an_activation_in_place_has_the_curvature_of_one_that_is_not():
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+    trained, x = moved(ensembles.lora(net, 1, 2)), torch.randn(9, 4)
+    pair = curvatures(trained, x)["0.weight"]
+    trained.network[1].inplace = False
+    near(pair, curvatures(trained, x)["0.weight"])
+
+
 @pytest.mark.parametrize("network", [vit, cnn])
 def test_members_lie_around_the_trained_network(network):
     (x, y), backbone = images(12), network()

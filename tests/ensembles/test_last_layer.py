@@ -90,6 +90,26 @@ def test_the_prior_is_the_best_of_a_grid_by_the_evidence_of_the_whole_matrix():
     near(found, expected)
 
 
+class Tied(nn.Module):
+    """The classifier's weight is the embedding's."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.last = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+        self.last.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.last(self.embed(ids).mean(1))
+
+
+def test_a_tied_classifier_is_drawn_and_the_embedding_is_not():
+    network, ids = Tied(), torch.randint(9, (12, 5))
+    ensemble = ensembles.laplace(network, ids, 3)
+    h = network.embed(ids).mean(1)
+    for m in range(3):
+        near(ensemble(ids)[m], h @ ensemble.member(m).last.weight.T)
+
+
 def test_a_classifier_without_a_bias_and_a_transformer(tmp_path):
     (x, _), network = images(12), vit()
     network.classifier = nn.Linear(network.classifier.in_features, 3, bias=False)

@@ -118,6 +118,45 @@ def perturbed(inputs, count, sigma, seed=0):
     return torch.cat([torch.zeros_like(noise[:1]), sigma * noise])
 
 
+class Sign(torch.autograd.Function):
+    """A sign whose slope is one, by what torch.func does not run."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope
+
+
+class ByAutograd(nn.Module):
+    """A packed LSTM, which asks for the lengths' memory, and a function of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        length = torch.full((len(x),), x.shape[1])
+        packed = nn.utils.rnn.pack_padded_sequence(x, length, batch_first=True)
+        return self.head(Sign.apply(self.lstm(packed)[1][0][-1]))
+
+
+def test_what_torch_func_does_not_run_has_the_norms_of_a_loop():
+    model, x = ByAutograd(), torch.randn(3, 4, 6)
+    found, names, _ = gradients.gradient_norms(model, x)
+    expected = loop(model, x, 2)
+    near(found, [expected[layer] for layer in names])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of jit
+def test_a_compiled_model_is_the_one_inside():
+    model, x = models.mlp(6, (8,), 3).eval(), torch.randn(4, 6)
+    compiled = torch.compile(model, backend="eager")
+    near(gradients.regrad(compiled, x), gradients.regrad(model, x))
+
+
 @pytest.mark.parametrize("norm", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_norms_are_those_of_a_loop_over_samples_and_classes(name, norm):

@@ -200,6 +200,41 @@ def test_checkpoint_of_another_value_of_the_module_is_refused(tmp_path, monkeypa
         training.fit(ensembles.deep(small_mlp, 2), INPUTS, LABELS, **how)
 
 
+class Notes:
+    """A callback that keeps what it is told to after the first epoch."""
+
+    def __init__(self, kept=None):
+        self.kept = kept
+
+    def __call__(self, state):
+        self.seen = self.kept
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, known):
+        vars(self).update(known)
+
+
+@pytest.mark.filterwarnings("ignore:the format of")
+def test_a_callback_may_keep_numbers_of_numpy(tmp_path):
+    trained(2, epochs=1, resume=tmp_path, callbacks=Notes([np.float64(1), np.ones(3)]))
+    again = Notes()
+    trained(2, epochs=2, resume=tmp_path, callbacks=again)
+    assert np.array_equal(again.seen[1], np.ones(3))
+
+
+def test_what_a_callback_cannot_keep_is_refused_before_it_is_needed(tmp_path):
+    class Late(Notes):
+        def __call__(self, state):
+            self.seen = range(3) if state.epoch == 3 else None
+
+    with pytest.raises(ValueError, match="of a callback"):
+        trained(2, epochs=5, resume=tmp_path, callbacks=[Late()])
+    _, history = trained(2, epochs=5, resume=tmp_path, callbacks=[Notes()])
+    assert history.steps == 3 * trained(2, epochs=1)[1].steps
+
+
 def test_damaged_checkpoint_is_refused(tmp_path):
     path = tmp_path / "training.pt"
     trained(2, resume=tmp_path)

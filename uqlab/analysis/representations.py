@@ -229,7 +229,9 @@ def _states(output: Any) -> list[Tensor]:
     if isinstance(output, Mapping):
         output = next(iter(output.values()), None)
     first = output[0] if isinstance(output, tuple) else output
-    return [first.float().cpu()] if isinstance(first, Tensor) else []
+    if not isinstance(first, Tensor):
+        return []
+    return [first.to("cpu", torch.float32, copy=True)]  # it may be changed in place
 
 
 @torch.no_grad()

@@ -151,7 +151,8 @@ def as_labels(
     if got != wanted:
         raise ValueError(
             f"labels must be [samples] = {wanted} like the inputs (of dense outputs "
-            f"[samples, ...]), got {got}; of columns take "
+            f"[samples, ...], whose classes are axis 1, of tokens after "
+            f"outputs.movedim(-1, 1)), got {got}; of columns take "
             "labels[:, 0], one-hot labels.argmax(1)"
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
@@ -287,11 +288,11 @@ def one_ensemble(ensemble: Any, user: str) -> None:
         )
 
 
-def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
-    """Raise ValueError unless `value` is among the accepted ones."""
+def one_of(name: str, value: Any, accepted: Collection[Any], hint: str = "") -> None:
+    """Raise ValueError unless `value` is among the accepted ones; the hint ends it."""
     if value not in list(accepted):
         wanted = ", ".join(map(repr, accepted))
-        raise ValueError(f"{name} must be one of {wanted}; got {value!r}")
+        raise ValueError(f"{name} must be one of {wanted}; got {value!r}{hint}")
 
 
 def pattern_of(target: Target) -> str:

@@ -31,7 +31,10 @@ def writing(path: StrPath) -> Iterator[Path]:
     if not Path(path).name:
         raise ValueError(f"{str(path)!r} does not name a file; give the path of one")
     path = Path(path).expanduser().resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"{path.parent} is no folder: name another one") from error
     temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:
         temporary.touch()  # with the user's rights, which safetensors narrows

@@ -1,5 +1,6 @@
 """Networks looked at, copied and saved without a change; devices and precision."""
 
+import argparse
 import contextlib
 import copy
 import json
@@ -8,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -67,6 +69,13 @@ def frozen(model: Any) -> Any:
         id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()
     }
     return copy.deepcopy(model, memo)
+
+
+def unwrapped(network: Any) -> Any:
+    """Return the network inside torch.compile's and DataParallel's wrappers."""
+    network = getattr(network, "_orig_mod", network)
+    parallel = nn.DataParallel | nn.parallel.DistributedDataParallel
+    return network.module if isinstance(network, parallel) else network
 
 
 def trainable(network: nn.Module) -> list[nn.Parameter]:
@@ -157,7 +166,8 @@ def like_parameters(model: nn.Module, inputs: Inputs, rows: slice = slice(None))
 
     Raises ValueError for floating inputs that are too large for it.
     """
-    p = next(model.parameters(), torch.empty(0))
+    real = (p for p in model.parameters() if p.is_floating_point())
+    p = next(real, torch.empty(0))
 
     def like(t):
         given = t[rows]
@@ -239,12 +249,14 @@ def classifier_of(network: nn.Module, inputs: Inputs) -> str:
     with evaluating(network):
         two = like_parameters(network, inputs, slice(2))
         found = given_for_logits(network, linear, two)
-    if len(found) != 1:
-        raise ValueError(
-            f"{type(network).__name__} calls no linear layer whose output is the logits"
-            f" (its last: {', '.join([*linear][-3:])}): return those of one, no mean "
-            'of several, or, where it can be given, name one: classifier="..."'
-        )
+        if len(found) != 1:
+            shape = list(logits_of(call(network, two)).shape)
+            raise ValueError(
+                f"{type(network).__name__} calls no linear layer whose output is the "
+                f"logits [samples, classes], here {shape} (its last: "
+                f"{', '.join([*linear][-3:])}): return those of one, not squeezed, no "
+                'mean of several, or, where it can be given, name one: classifier="..."'
+            )
     return next(iter(found))
 
 
@@ -376,6 +388,19 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
 
 
 # Files of tensors ---------------------------------------------------------------------
+
+# What checkpoints hold besides tensors, and torch may read: it runs no code.
+_SCALAR, _ARRAY = np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]
+_PLAIN = [argparse.Namespace, np.ndarray, np.dtype, _SCALAR, _ARRAY]
+_PLAIN += [(_SCALAR, "numpy.core.multiarray.scalar")]
+_PLAIN += [(_ARRAY, "numpy.core.multiarray._reconstruct")]
+_PLAIN += [type(np.dtype(kind)) for kind in "fdelqB?"]
+
+
+def load_plain(path: StrPath) -> Any:
+    """Return what a file of torch.save holds: tensors, numbers, arrays, on the CPU."""
+    with torch.serialization.safe_globals(_PLAIN):
+        return torch.load(path, "cpu", weights_only=True)
 
 
 def save_tensors(

@@ -73,7 +73,7 @@ SLOW_RULE = "There is a performance drop"
 REFUSALS = (
     SLOW_RULE, "vmap: ", "Batching rule not implemented",
     "accessing the data under vmap", "data-dependent control flow", "functorch",
-    "inplace arithmetic(self, *extra_args)",
+    "inplace arithmetic(self, *extra_args)", "doesn't match the broadcast shape",
 )  # fmt: skip
 CHECKPOINTS = (
     "gradient checkpointing inside the network would compute it again with other "
@@ -273,7 +273,8 @@ class Ensemble(nn.Module):
     sees : mapping, optional
         The name of a parameter or buffer -> one module a member: `module(w)` is what
         the member sees in place of w. The modules become the ensemble's. All other
-        tensors are the members' common ones.
+        tensors are the members' common ones; buffers among them that the network
+        changes in training follow one member after the other.
 
     Attributes
     ----------
@@ -350,7 +351,8 @@ class Ensemble(nn.Module):
                 raise ValueError(
                     f"sees names {name!r}, which is no parameter or buffer of the "
                     "network: a weight that layers share goes by its first name, and "
-                    "ensembles.plain makes parameters of weights that are computed"
+                    "ensembles.plain makes parameters of weights that are computed; "
+                    "to part them: layer.weight = nn.Parameter(layer.weight.clone())"
                 )
             if len(each) != self.members:
                 raise ValueError(
@@ -498,7 +500,9 @@ class Ensemble(nn.Module):
 
     def _one(self, held, args, named):
         """Call the network with what one member sees, given what it holds."""
-        with self._standing(held):
+        changing = self.network.named_buffers() if self.training else ()
+        buffers = {f"network.{name}": t for name, t in changing}
+        with self._standing(buffers | held):
             state = {}
             for part in self.parts:
                 layer, key = self._places[f"network.{part.name}"][0]
@@ -518,12 +522,16 @@ class Ensemble(nn.Module):
                 for module, key in self._places[name]:
                     table = module._parameters
                     table = table if key in table else module._buffers
-                    before.append((table, key, table[key]))
+                    before.append((table, key, table[key], t))
                     table[key] = t
             yield
         finally:
-            for table, key, t in before:
-                table[key] = t
+            found = [(table[key], t) for table, key, _, t in before]
+            for table, key, other, _ in before:
+                table[key] = other
+        for now, t in found:  # some networks set their statistics anew, not in place
+            if now is not t and getattr(now, "shape", None) == t.shape:
+                t.copy_(now.detach())
 
     def one_pass(self, call, row, tensors):
         """Return the logits of one member: `call(row, tensors)`, its network's."""
@@ -638,7 +646,9 @@ class Ensemble(nn.Module):
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network; frozen tensors share memory."""
         shared = [p for p in self.network.parameters() if not p.requires_grad]
-        memo = {id(p): nn.Parameter(p.detach(), False) for p in shared}
+        memo = {}
+        for p in shared:  # no comprehension, which torch.compile cannot trace here
+            memo[id(p)] = nn.Parameter(p.detach(), False)
         network, names = copy.deepcopy(self.network, memo), aliases(self.network)
         for name, part in self.seen.items():
             value = self.tensor(name, index).detach().clone()
@@ -701,13 +711,15 @@ class Ensemble(nn.Module):
         ValueError at the first call if another layer is the classifier, or another one
         the first, than was taken.
         """
-        if not any(isinstance(t, Tensor) for t in tree_leaves((args, named))):
+        tensors = [t for t in tree_leaves((args, named)) if isinstance(t, Tensor)]
+        if not tensors:
             kinds = [type(t).__name__ for t in (*args, *named.values())]
             raise TypeError(
                 f"an ensemble takes tensors [batch, ...], got {kinds}; data sets, "
                 "loaders and arrays go to training.predict(ensemble, data)"
             )
-        if self._checked or not (self.took_last_linear or self.ordered):
+        empty = any(t.numel() == 0 for t in tensors)
+        if self._checked or empty or not (self.took_last_linear or self.ordered):
             return
         network = frozen(self.member(0))
         given: Any = named
@@ -887,7 +899,7 @@ def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
     """Return a 63-bit seed for one stream ("weights", "order") of one member."""
     at_least("seed", seed, 0)
     sequence = np.random.SeedSequence([seed, member, *stream.encode(), *more])
-    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(sequence.generate_state(1, np.uint64)[0]) >> 1
 
 
 def member_generators(

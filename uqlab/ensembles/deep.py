@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, one_network
 from uqlab.core.files import fingerprint
+from uqlab.core.modules import unwrapped
 from uqlab.ensembles.base import (
     GENERATOR,
     LOADERS,
@@ -22,7 +23,6 @@ from uqlab.ensembles.base import (
     member_range,
     member_seed,
 )
-from uqlab.ensembles.implicit import unwrapped
 
 
 def deep(
@@ -180,6 +180,8 @@ def _again(network, members, separate=True, **_):
     """Return an ensemble whose weights will follow, of one network or of one each."""
     one = isinstance(network, nn.Module)
     networks = [network] * len(members) if one else network
+    if callable(networks):
+        raise TypeError(f"give a network that is built, or {len(members)} in a list")
     if len(networks) != len(members):
         raise ValueError(f"give a network, or {len(members)}, got {len(networks)}")
     networks = [copy.deepcopy(unwrapped(each)) for each in networks]

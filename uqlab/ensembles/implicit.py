@@ -32,7 +32,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from uqlab import models
 from uqlab.core.checks import Target, one_network, one_of, pattern_of
-from uqlab.core.modules import frozen
+from uqlab.core.modules import frozen, unwrapped
 from uqlab.ensembles.base import Ensemble, Members, Own, member_generators, member_range
 
 Classifiers = Literal["independent", "shared"]
@@ -130,13 +130,6 @@ def weights_of(network: nn.Module) -> dict[str, str]:
     """Return the weights that methods take: the name of targets -> the full name."""
     usual = [site for site in sites(network) if site.usual]
     return {site.name: site.of(site.parameter) for site in usual}
-
-
-def unwrapped(network):
-    """Return the network inside torch.compile's and DataParallel's wrappers."""
-    network = getattr(network, "_orig_mod", network)
-    parallel = nn.DataParallel | nn.parallel.DistributedDataParallel
-    return network.module if isinstance(network, parallel) else network
 
 
 def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:

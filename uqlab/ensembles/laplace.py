@@ -22,10 +22,12 @@ from uqlab.core.modules import (
     call,
     classifier_of,
     evaluating,
+    frozen,
     given_for_logits,
     hooked,
     logits_of,
     trainable,
+    unwrapped,
 )
 from uqlab.ensembles.base import (
     LOADERS,
@@ -36,7 +38,7 @@ from uqlab.ensembles.base import (
     member_generators,
     member_range,
 )
-from uqlab.ensembles.implicit import plain
+from uqlab.ensembles.implicit import plain, put
 from uqlab.ensembles.lora import LowRank
 
 VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)  # tried for the prior
@@ -245,6 +247,7 @@ def _seen_and_back(network, layers, x):
     def note(layer, args, y):
         if type(layer) in (nn.Linear, nn.Conv2d) and getattr(layer, "groups", 1) == 1:
             calls[layer] = args[0].detach(), y
+            return y.clone()  # which the network may change in place
 
     with hooked(layer.register_forward_hook(note) for layer in layers.values()):
         logits = as_tensor("logits", logits_of(call(network, x)), "batch classes")
@@ -260,7 +263,7 @@ def _seen_and_back(network, layers, x):
         for root in _roots(logits.detach())
     ]
     for (name, layer), *of_classes in zip(layers.items(), *slopes, strict=True):
-        seen, back = _rows(layer, calls[layer][0], torch.stack(of_classes))
+        seen, back = _rows(layer, calls[layer][0], of_classes)
         back = back.flatten(0, -2).double()
         yield name, seen, back.mT @ back
 
@@ -299,6 +302,7 @@ def projection_curvature(
 
 def _rows(layer, x, back):
     """Return what each row, or place, is made from, and its slopes [classes, ...]."""
+    back = torch.stack(back)
     if isinstance(layer, nn.Linear):
         return x, back
     mode = layer.padding_mode.replace("zeros", "constant")
@@ -326,6 +330,8 @@ def _own_classifiers(network, members, classifier):
         raise ValueError(
             f"{type(network).__name__} has no layer before its classifier to share"
         )
+    # A separate module, also where its weight is tied to another's.
+    put(network, classifier, frozen(network.get_submodule(classifier)))
     sees = {}
     for name, p in network.get_submodule(classifier).named_parameters():
         sees[f"{classifier}.{name}"] = [Own(p.detach().clone()) for _ in ids]
@@ -413,9 +419,11 @@ def laplace(
     """
     _check_outputs(outputs, noise_variance)
     x = as_inputs(inputs)
+    network = unwrapped(network)
     name = classifier_of(network, x)
     ensemble = _own_classifiers(network, members, name)
-    own = sorted(trainable(ensemble), key=lambda p: -p.ndim)  # weight, perhaps bias
+    # The weight, and perhaps a bias
+    own = sorted(trainable(ensemble), key=Tensor.dim, reverse=True)
     parts = [p.data if p.ndim == 3 else p.data[..., None] for p in own]
     mean = torch.cat([p[0] for p in parts], 1).double()
     found = classifier_curvature(network, name, x, batch_size, noise_variance)
@@ -424,8 +432,7 @@ def laplace(
     positive("prior_variance", prior_variance)
     generators = member_generators(seed, ensemble.member_ids, "laplace")
     drawn = mean + found.draws(1 / prior_variance, generators)
-    sizes = [p.shape[-1] for p in parts]
-    for p, w in zip(parts, drawn.split(sizes, -1), strict=True):
+    for p, w in zip(parts, drawn.split([p.shape[-1] for p in parts], -1), strict=True):
         p.copy_(w)
     return ensemble.eval()
 

@@ -58,6 +58,7 @@ from uqlab.core.modules import (
     logits_of,
     map_tensors,
     rows_of,
+    unwrapped,
 )
 
 Tensors = dict[str, Tensor]
@@ -69,9 +70,9 @@ class _SampleGradients:
 
     A layer is a module that has parameters itself; those off the path to the logits do
     not count. The closed form needs layers that are linear and called once. If it does
-    not agree with `torch.func.vjp`, as where a weight is also used outside its layer,
+    not agree with autograd, as where a weight is also used outside its layer,
     gradients are computed by `vmap`. Recurrent layers need a loop, and so does code
-    that depends on the values of the inputs.
+    that depends on the values of the inputs; the loop is of plain autograd.
 
     Parameters
     ----------
@@ -175,14 +176,16 @@ class _SampleGradients:
 
     def _looped(self, x: Inputs, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return powers and logits as `_closed`, one sample after the other."""
-        rows = [self._sample(rows_of(x, i), classes) for i in range(count(x))]
+        each = (rows_of(x, i) for i in range(count(x)))
+        rows = [self._sample(row, classes, _pullback) for row in each]
         powers, logits = zip(*rows, strict=True)
         return torch.stack(powers), torch.stack(logits)
 
-    def _sample(self, row: Inputs, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _sample(
+        self, row: Inputs, classes: Sequence[int], of: Callable[..., Any] = vjp
+    ) -> tuple[Tensor, Tensor]:
         """Return powers [layers, classes] and logits [copies, C] of one sample."""
-        result: Any = vjp(lambda p: _logits(self.model, p, row), self.parameters)
-        logits, pull = result
+        logits, pull = of(lambda p: _logits(self.model, p, row), self.parameters)
         p = logits.detach().softmax(1)
         powers = []
         for c in classes:
@@ -193,6 +196,21 @@ class _SampleGradients:
                 sums[_layer_of(key)] += power
             powers.append(torch.stack([*sums.values()]))
         return torch.stack(powers, 1), logits.detach()
+
+
+@torch.enable_grad()
+def _pullback(run: Callable[[Tensors], Tensor], parameters: Tensors) -> Any:
+    """Return what `torch.func.vjp` does, by autograd, which runs any network."""
+    leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+    logits = run(leaves)
+
+    def pull(seed):
+        slopes = torch.autograd.grad(
+            logits, [*leaves.values()], seed, retain_graph=True, materialize_grads=True
+        )
+        return [dict(zip(leaves, slopes, strict=True))]
+
+    return logits.detach(), pull
 
 
 @torch.enable_grad()
@@ -535,9 +553,7 @@ def layer_shares(
 def _ready(model: nn.Module, inputs: InputsLike) -> Iterator[tuple[nn.Module, Any]]:
     """Yield a checked network in evaluation mode, and its checked inputs."""
     one_network(model, "uqlab.gradients")
-    if isinstance(model, nn.DataParallel):  # torch.func cannot run it
-        model = model.module
-    x = as_inputs(inputs)
+    model, x = unwrapped(model), as_inputs(inputs)  # torch.func cannot run wrappers
     cudnn = contextlib.nullcontext()
     if layers_of(model, nn.RNNBase):  # cuDNN has no gradients in evaluation mode
         cudnn = torch.backends.cudnn.flags(enabled=False)

@@ -334,7 +334,11 @@ def classifier(network: nn.Module, named: str | None = None) -> str:
             linear.append(name)
     if not linear:
         kind = type(network).__name__
-        raise ValueError(f"{kind} has no linear layer that could be its classifier")
+        raise ValueError(
+            f"{kind} has no linear layer that could be its classifier; networks "
+            "without one go to ensembles.deep, from_members and masksembles, with "
+            "layers of nn.Dropout also to dropout"
+        )
     if named is not None:
         one_of("classifier", named, linear)
     return linear[-1] if named is None else named

@@ -3,7 +3,6 @@
 CLIP becomes a classifier that was never trained as one: images against prompts.
 """
 
-import argparse
 import contextlib
 import copy
 import json
@@ -12,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -24,6 +22,7 @@ from uqlab.core import files
 from uqlab.core.checks import at_least, one_of
 from uqlab.core.extras import extra
 from uqlab.core.files import StrPath, Values
+from uqlab.core.modules import load_plain
 from uqlab.models.attention import classifier
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -40,10 +39,6 @@ WRAPPERS = (
     *("state_dict", "model_state_dict", "model", "model_state", "net", "network"),
     *("module", "weights", "params", "model_ema"),
 )
-# What checkpoints hold besides tensors, and torch may read: it runs no code.
-NUMBER = np.float64(0).__reduce__()[0]
-PLAIN = [argparse.Namespace, NUMBER, (NUMBER, "numpy.core.multiarray.scalar"), np.dtype]
-PLAIN += [type(np.dtype(kind)) for kind in ("float64", "float32", "int64")]
 
 # A folder like any other checkpoint of CLIP
 CAPTIONS_CLIP = Path(__file__).parent / "assets" / "captions-clip"
@@ -471,12 +466,18 @@ def load_weights(model: Model, path: StrPath) -> Model:
         state: Any = _state(path)
     except Exception as error:  # whatever torch makes of other bytes
         raise ValueError(
-            f"{path} cannot be read: it is damaged, or holds Python objects, which "
-            "would run code: then save model.state_dict() alone"
+            f"{path} cannot be read: it is damaged, or a link of Git LFS (copy it "
+            "anew), or holds Python objects, which would run code: then save "
+            "model.state_dict() alone"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(k, str) for k in state):
         raise ValueError(f"{path} holds no state dict, but a {type(state).__name__}")
-    state = _renamed(state, model.state_dict().keys(), path)
+    own = model.state_dict(keep_vars=True)
+    state = _renamed(state, own, path)
+    # Of tied weights files of safetensors hold one name.
+    held = {id(own[name]): weight for name, weight in state.items() if name in own}
+    tied = {name: held[id(t)] for name, t in own.items() if id(t) in held}
+    state = tied | state
     try:  # torch says all that does not fit, but loads the rest
         copy.deepcopy(model).load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -512,8 +513,7 @@ def _state(path: Path) -> Any:
     """
     if path.suffix == ".safetensors":
         return load_file(path)
-    with torch.serialization.safe_globals(PLAIN):
-        state = torch.load(path, map_location="cpu", weights_only=True)
+    state = load_plain(path)
     inside = [state]
     while inside:
         state = inside[0]

@@ -120,7 +120,7 @@ def fit(
     optimizer: str | Callable = "sgd",
     scheduler: str | Callable | None = None,
     loss: str | Loss = "cross_entropy",
-    callbacks: Sequence[Callable] = (),
+    callbacks: Sequence[Callable] | Callable = (),
     max_grad_norm: float | None = None,
     precision: str = "float32",
     order: str = "own",
@@ -180,8 +180,8 @@ def fit(
         means and then k log-variances, and k targets; see `gaussian_nll`. Or a function
         (outputs, labels) -> [members].
     callbacks
-        Functions of a `State`, called after every epoch. With `resume` those that have
-        `state_dict` and `load_state_dict` go on from their state.
+        Functions of a `State`, or one, called after every epoch. With `resume` those
+        that have `state_dict` and `load_state_dict` go on from their state.
     max_grad_norm
         The largest norm of one member's gradient.
     precision
@@ -240,7 +240,7 @@ def fit(
     known = follows.pop("epochs")
     if scheduler == "cosine":
         follows["epochs, on whose number the cosine depends"] = known
-    losses, steps = _train(task, Checkpoint(resume, ensemble, follows, callbacks))
+    losses, steps = _train(task, Checkpoint(resume, ensemble, follows, task.callbacks))
     return History(losses, steps, time.perf_counter() - started)
 
 
@@ -249,6 +249,8 @@ def _prepare(task):
     one_of("order", task.order, ("own", "shared"))
     at_least("epochs", task.epochs)
     at_least("batch_size", task.batch_size)
+    if callable(task.callbacks):
+        task.callbacks = [task.callbacks]
     task.device = next(task.ensemble.parameters()).device
     check_settings(task)
     if not trainable(task.ensemble):
@@ -520,19 +522,18 @@ class Checkpoint:
             with zipfile.ZipFile(path) as file:
                 if file.testzip():
                     raise RuntimeError("a wrong checksum")
-            return torch.load(path, "cpu", weights_only=True)
+            return modules.load_plain(path)
         except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError) as error:
             raise ValueError(
-                f"resume: {path} is damaged or not written by uqlab: {error}; copy it "
-                "anew, or name another folder"
+                f"resume: {path} is damaged or not written by uqlab, or a state_dict "
+                "holds other than tensors, arrays, numbers and texts (of a callback?): "
+                f"{error}; copy it anew, or name another folder"
             ) from error
 
     def restore(self, ensemble: Any, steps: Sequence[Any], losses: Tensor) -> int:
         """Put the state back, if there is one; return the number of epochs done."""
         if not self.state:
             self.write(ensemble, steps, losses[:0], False)
-            if self.path:  # what cannot be read again is found out now
-                self.read(self.path)
             return 0
         done = len(self.state["losses"])
         if done > len(losses):
@@ -580,3 +581,6 @@ class Checkpoint:
             except RuntimeError as error:  # a full disk
                 text = f"resume: {self.path} cannot be written: {error}; make room"
                 raise OSError(text) from error
+            # What cannot be read again is found out while the last state is there.
+            if len(losses) < 2 or self.callbacks:
+                self.read(temporary)

@@ -10,7 +10,6 @@ from tqdm.auto import tqdm
 
 from uqlab.core.checks import as_inputs, at_least, count, one_network, read_batches
 from uqlab.core.modules import arithmetic, call, evaluating, logits_of, rows_of
-from uqlab.ensembles import Ensemble
 from uqlab.training.batches import as_given
 
 
@@ -83,10 +82,11 @@ def _answers(ensemble, x, batch_size):
             batch_size //= 2
             continue
         start += count(some)
-        z = z if isinstance(ensemble, Ensemble) else z[None]
+        z = z if hasattr(ensemble, "member_ids") else z[None]
         if z.shape[1:2] != (count(some),):
             raise ValueError(
                 f"a network must return [samples, ...] = [{count(some)}, ...], got "
-                f"{[*z.shape[1:]]}; of a wrapped ensemble give the ensemble, .module"
+                f"{[*z.shape[1:]]}; of a wrapped ensemble give the ensemble, .module, "
+                "one input as inputs[None]"
             )
         yield z

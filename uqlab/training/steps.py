@@ -17,6 +17,7 @@ OPTIMIZERS: dict[str, Any] = {
     "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
 }  # fmt: skip
 BY_BATCH = OneCycleLR, CyclicLR  # which torch moves after every batch
+MADE = "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
 
 
 def check_settings(task: Any) -> None:
@@ -28,15 +29,17 @@ def check_settings(task: Any) -> None:
     at_least("warmup", task.warmup, 0)
     for epoch in task.milestones:
         at_least("a milestone", epoch, 0)
-    if isinstance(task.optimizer, str):
-        one_of("optimizer", task.optimizer, OPTIMIZERS)
+    if not callable(task.optimizer):
+        own = "; or what makes one, optimizer=torch.optim.Adam, lr=0.001"
+        one_of("optimizer", task.optimizer, OPTIMIZERS, own)
     elif task.weight_decay or task.momentum:
         raise ValueError(
             "weight_decay and momentum are of the optimisers by name; give them to "
             "yours: lambda parameters: torch.optim.AdamW(parameters, ...)"
         )
     if not callable(task.scheduler):
-        one_of("scheduler", task.scheduler, (None, "constant", "cosine", "step"))
+        names = None, "constant", "cosine", "step"
+        one_of("scheduler", task.scheduler, names, f"; or what makes one, {MADE}")
     elif task.warmup:
         raise ValueError("warmup is of the schedulers by name; put it into yours")
     if task.scheduler == "step" and not task.milestones:
@@ -60,7 +63,7 @@ def _optimizer(task: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
     how: dict[str, Any] = {} if task.lr is None else {"lr": task.lr}
     if isinstance(task.optimizer, str):
         # On a CPU torch's fused SGD leaves most half-precision weights as they are.
-        fused = all(p.dtype.itemsize > 2 for p in parameters)
+        fused = all(p.is_floating_point() and p.dtype.itemsize > 2 for p in parameters)
         how |= {"weight_decay": task.weight_decay, "fused": fused}
         if task.optimizer == "sgd":
             how["momentum"] = task.momentum
@@ -71,9 +74,11 @@ def _optimizer(task: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
             "parameters sets its own"
         )
     made = task.optimizer(parameters, **how)
-    if not {p for group in made.param_groups for p in group["params"]} <= {*parameters}:
+    held = {p for group in made.param_groups for p in group["params"]}
+    if not held <= {*parameters} or isinstance(made, torch.optim.LBFGS):
         raise ValueError(
-            "optimizer must hold parameters that it is given, and no others: "
+            "optimizer must hold parameters that it is given, and no others, and step "
+            "once a batch, unlike LBFGS: "
             "lambda parameters: torch.optim.AdamW(parameters, ...)"
         )
     return made
@@ -93,7 +98,11 @@ class Step:
         self.scaler = torch.amp.GradScaler(task.device.type, enabled=scaled)
         self.parts = {"optimizer": self.optimizer, "scaler": self.scaler}
         if callable(task.scheduler):
-            self.parts["scheduler"] = task.scheduler(self.optimizer)
+            try:
+                self.parts["scheduler"] = task.scheduler(self.optimizer)
+            except TypeError as error:
+                error.add_note(f"scheduler is called with the optimiser alone: {MADE}")
+                raise
 
     def state_dict(self):
         """Return what the next steps depend on."""
