@@ -132,6 +132,14 @@ def test_label_lines_writes_each_label_at_the_end_of_its_line_and_apart_from_the
     assert at[2] == pytest.approx(ends[2], abs=1)  # had room, stays
 
 
+def test_a_label_stands_at_the_last_point_that_is_drawn(ax):
+    assert plots.label_lines(ax) is ax  # no line
+    for label, ys in {"ends": [1, 2, np.nan], "no": [np.nan] * 3, "inf": [3, 4, np.inf]}.items():  # fmt: skip
+        ax.plot([0, 1, 2], ys, label=label)
+    plots.label_lines(ax)
+    assert {text.get_text(): text.xy for text in ax.texts} == {"ends": (1, 2), "inf": (1, 4)}  # fmt: skip
+
+
 def test_simplex_puts_certain_members_in_the_corners_and_the_mean_between_them(ax):
     plots.simplex(50 * torch.eye(3), ax=ax)
     (members,) = points(ax)
@@ -211,6 +219,22 @@ def test_images_fill_the_axes_in_order(channels):
     assert texts(axes[0]) == ["digits"]
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_bytes_halves_and_lists_are_the_same_picture(channels, ax):
+    pixels = torch.arange(12 * channels, dtype=torch.uint8).view(1, channels, 3, 4)
+    x = pixels / 255
+    for given in (x, pixels, [*x], x.bfloat16(), x.numpy()):
+        plots.images(given, axes=[ax])
+        expected = x[0].movedim(0, -1).squeeze(-1)
+        np.testing.assert_allclose(ax.images[-1].get_array(), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 5, 4, 3), (2, 2, 3, 4)])
+def test_what_is_no_image_is_not_drawn(shape, ax):
+    with pytest.raises(ValueError, match="image"):
+        plots.images(torch.rand(shape), axes=[ax])
+
+
 def test_texts_run_over_the_axes_or_break_into_lines():
     sentences = ["It cost $5, then $9 .", *("more " * 40,) * 3]
     _, axes = plots.figure(3)
@@ -231,6 +255,9 @@ def test_votes_name_the_class_of_each_tile_and_mark_those_against_the_mean(ax):
     np.testing.assert_allclose(signed, [-0.9, -0.8, 0.7, -0.6], rtol=1e-6)
     with pytest.raises(ValueError, match=r"s x s tiles, got \[3, 2\]"):
         plots.votes(torch.rand(1, 8, 8), p[:3].log(), ax=ax)
+    plots.votes(torch.rand(1, 8, 8), p.log(), np.array(["a", "b"]), ax=ax)
+    with pytest.raises(ValueError, match="number of names must be one of 2; got 1"):
+        plots.votes(torch.rand(1, 8, 8), p.log(), ["a"], ax=ax)
 
 
 def test_table_marks_the_best_and_the_second_and_greys_the_paper():
@@ -303,3 +330,21 @@ def test_arrays_and_lists_are_drawn_as_tensors_are(ax):
     assert plots.mask_map(p[0], ax=ax) is plots.reliability(
         z[None], [0, 1, 2, 0], ax=ax
     )
+    parts = torch.tensor([0.25, 0.5])
+    plots.decomposition_bars({"a": (parts[0], parts[1])}, ax=ax)
+    assert [bar.get_width() for bar in ax.containers[-1]] == [0.75]
+    drawn = plots.curve([0, 1], parts.bfloat16(), ax=ax).lines[-1]
+    assert drawn.get_ydata().tolist() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (lambda z: plots.reliability(z[None], [1, 2, 3]), "labels must be 0 to 2"),
+        (lambda z: plots.ecdf(z[:0, 0]), "one or more"),
+        (lambda z: plots.simplex(z[:, :2]), "number of classes"),
+    ],
+)
+def test_numbers_that_make_no_picture_are_refused(draw, words):
+    with pytest.raises(ValueError, match=words):
+        draw(torch.randn(3, 3))

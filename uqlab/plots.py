@@ -20,7 +20,14 @@ from torch import Tensor
 
 from uqlab import metrics, uncertainty
 from uqlab.core import recording
-from uqlab.core.checks import ArrayLike, as_labels, as_tensor
+from uqlab.core.checks import (
+    ArrayLike,
+    as_image,
+    as_labels,
+    as_scores,
+    as_tensor,
+    one_of,
+)
 from uqlab.core.extras import extra
 from uqlab.core.files import writing
 
@@ -159,15 +166,19 @@ def label_lines(ax: Axes) -> Axes:
 
     Labels are at least 9 points apart; a stroke joins each one to its line.
     """
-    lines = [line for line in ax.get_lines() if str(line.get_label())[:1] != "_"]
-    lines = [line for line in lines if np.size(line.get_xydata())]
+    tips = {}
+    for line in ax.get_lines():
+        drawn = np.asarray(line.get_xydata())
+        drawn = drawn[np.isfinite(drawn).all(1)]
+        if len(drawn) and str(line.get_label())[:1] != "_":
+            tips[line] = drawn[-1]
+    if not tips:
+        return ax
     canvas: Any = ax.get_figure(root=True)
     canvas.draw_without_rendering()  # limits and layout must be final
-    tips = np.array([np.asarray(line.get_xydata())[-1] for line in lines]).reshape(
-        -1, 2
-    )
-    up = _apart(ax.transData.transform(tips)[:, 1] * 72 / canvas.dpi, 9.0)
-    for line, tip, above in zip(lines, tips, up, strict=True):
+    places = ax.transData.transform([*tips.values()])
+    up = _apart(places[:, 1] * 72 / canvas.dpi, 9.0)
+    for (line, tip), above in zip(tips.items(), up, strict=True):
         color = line.get_color()
         ax.annotate(
             str(line.get_label()),
@@ -214,7 +225,8 @@ def simplex(logits: ArrayLike, *, mean: bool = True, ax: Axes | None = None) -> 
     """
     ax = ax or plt.gca()
     _simplex_frame(ax)
-    p = as_tensor("logits", logits).double().softmax(-1)
+    p = as_tensor("logits", logits, "members classes").double().softmax(-1)
+    one_of("the number of classes", p.shape[1], (3,))
     x, y = barycentric(p).T
     ax.scatter(x, y, 26, EPISTEMIC, edgecolor="white", linewidth=0.7)
     if mean:  # hollow, because members lie below
@@ -238,7 +250,7 @@ def _simplex_frame(ax: Axes) -> None:
 
 
 def decomposition_bars(
-    parts: Mapping[str, tuple[float, float]],
+    parts: Mapping[str, tuple[Any, Any]],
     *,
     limit: float | None = None,
     legend: bool = True,
@@ -258,7 +270,7 @@ def decomposition_bars(
         The axes; the current ones by default.
     """
     ax = ax or plt.gca()
-    frame: Any = pd.DataFrame(parts, index=["aleatoric", "epistemic"]).T
+    frame: Any = pd.DataFrame(parts, index=["aleatoric", "epistemic"], dtype=float).T
     frame.plot.barh(
         stacked=True,
         width=0.55,
@@ -310,7 +322,7 @@ def ecdf(
 ) -> Axes:
     """Draw the fraction of inputs whose score is at most x."""
     ax = ax or plt.gca()
-    scores = _array(scores)
+    scores = _array(as_scores(scores))
     ax.ecdf(scores, label=label, color=color, linestyle=linestyle, linewidth=1.2)
     ax.set(
         xlabel="mutual information (nats)",
@@ -401,8 +413,9 @@ def reliability(
         The axes; the current ones by default.
     """
     ax = ax or plt.gca()
-    confidence, answer = metrics.log_prediction(logits).exp().max(1)
-    right = answer == as_labels(labels, len(answer)).to(answer.device)
+    log_p = metrics.log_prediction(logits)
+    confidence, answer = log_p.exp().max(1)
+    right = answer == as_labels(labels, *log_p.shape).to(answer.device)
     at = _array(metrics.bins_of(confidence, bins))
     frame = pd.DataFrame({"right": _array(right), "sure": _array(confidence)})
     means: Any = frame.groupby(at).mean()
@@ -470,8 +483,9 @@ def images(
     Parameters
     ----------
     inputs
-        [samples, channels, height, width]; or texts. The first three texts are written
-        over all the axes; if there is only one, the first text is written in lines.
+        [samples, channels, height, width], in [0, 1] or bytes; or texts. The first
+        three texts are written over all the axes; if there is only one, the first text
+        is written in lines.
     count
         The largest number of images.
     title
@@ -480,10 +494,11 @@ def images(
         One for each image.
     """
     panels = list(np.asarray(axes, dtype=object).ravel())
-    if isinstance(inputs, list):
-        some = [textwrap.shorten(text, 130) for text in inputs[: min(3, count)]]
+    texts: Any = inputs
+    if isinstance(next(iter(inputs), None), str):
+        some = [textwrap.shorten(text, 130) for text in texts[: min(3, count)]]
         if len(panels) == 1:
-            some = [textwrap.fill(inputs[0], 24, max_lines=9)]
+            some = [textwrap.fill(texts[0], 24, max_lines=9)]
         words = panels[0].text(0, 0.5, "\n".join(some), fontsize=7, va="center")
         words.set(parse_math=False, in_layout=False)
     else:
@@ -499,9 +514,7 @@ def images(
 
 def _picture(image: ArrayLike, ax: Axes, extent: Any = None) -> None:
     """Draw an image [channels, height, width]."""
-    rows = np.moveaxis(_array(image), 0, -1)
-    if rows.shape[-1] == 1:
-        rows = rows[..., 0]
+    rows = _array(as_image(image).movedim(0, -1).squeeze(-1))
     ax.imshow(rows, extent=extent, interpolation="nearest", **PICTURE)
 
 
@@ -512,7 +525,7 @@ _VOTES = LinearSegmentedColormap.from_list("votes", [NEUTRAL, "white", EPISTEMIC
 def votes(
     image: ArrayLike,
     logits: ArrayLike,
-    classes: Sequence[str] = (),
+    classes: Sequence[str] | np.ndarray = (),
     *,
     ax: Axes | None = None,
 ) -> Axes:
@@ -540,7 +553,7 @@ def votes(
     _picture(image, ax, (0, side, side, 0))
     sure, vote = map(_array, p.max(1))
     signed = np.where(vote == p.mean(0).argmax().item(), -sure, sure)
-    names = np.array([str(name)[:5] for name in classes or range(p.shape[1])])
+    names = _short_names(classes, p.shape[1])
     sns.heatmap(
         signed.reshape(side, side),
         annot=names[vote].reshape(side, side),
@@ -556,6 +569,13 @@ def votes(
         ax=ax,
     )
     return ax
+
+
+def _short_names(classes, count):
+    """Return the names of classes, or their numbers, in five letters."""
+    called = [*classes] or range(count)
+    one_of("the number of names", len(called), (count,))
+    return np.array([str(name)[:5] for name in called])
 
 
 def mask_map(mask: ArrayLike, *, ax: Axes | None = None) -> Axes:
@@ -658,5 +678,6 @@ def table(
 
 def _array(values: Values) -> np.ndarray:
     if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     return np.asarray(values)

@@ -146,8 +146,13 @@ def test_draw_refuses_networks_that_are_no_perceptron(network):
 def test_front_needs_numbers():
     board = made_up.board()
     board.loc[0, "nll"] = float("nan")
-    with pytest.raises(ValueError, match=r"not JSON compliant"):
+    with pytest.raises(ValueError, match=r"nll\[\d+\]\[\d+\] is nan"):
         widgets.front({"made up": board}, "nll", ["nll"], ["stored"])
+    one = made_up.board().query("seed == seed.min()")
+    with pytest.raises(
+        ValueError, match="number of seeds of a board must be at least 2"
+    ):
+        widgets.front({"made up": one}, "nll", ["nll"], ["stored"])
 
 
 def test_images_of_bytes_and_of_numbers_are_drawn_alike():
@@ -161,6 +166,35 @@ def test_images_of_bytes_and_of_numbers_are_drawn_alike():
     assert len(set(shown[0])) == 4
 
 
-def test_explorers_refuse_what_they_cannot_draw():
+def test_explorers_refuse_what_they_cannot_draw(unchecked):
     with pytest.raises(ValueError, match="number of classes"):
         widgets.cloud(torch.randn(5, 4))
+    values = {1: {"id": torch.rand(5), "far": torch.rand(4)}}
+    with pytest.raises(ValueError, match=r"image must be \[channels, height, width\]"):
+        widgets.alarm(values, {"far": torch.rand(4, 8, 6)})
+    trained, train = made_up.networks()
+    for example in (train.inputs[0, 0], torch.rand(1, 28, 28)):
+        with pytest.raises(ValueError, match="shape of an example"):
+            widgets.draw(trained, train, {"other": example})
+    with pytest.raises(TypeError, match="models must be by name"):
+        widgets.draw([*trained.values()], train, {})
+
+
+def test_numbers_of_torch_and_numpy_are_those_of_python():
+    for five in (torch.tensor(5), np.int64(5), np.float32(5)):
+        asked = widgets.guess("How many?", np.int64(0), five, answer=five)
+        assert asked.data["range"][:2] == [0, 5]
+        assert asked.data["answer"] == 5
+    for groups in (torch.tensor([0, 1]), np.array([0, 1])):
+        assert widgets.cloud(torch.zeros(2, 3), groups).data["groups"] == [0, 1]
+    assert widgets.guess("Which?", choices=np.array(["a", "b"])).data["choices"] == ["a", "b"]  # fmt: skip
+
+
+def test_draw_carries_a_network_in_half_precision():
+    trained, train = made_up.networks()
+    one = trained["narrow"].member(0).bfloat16()
+    carried, exact = (
+        widgets.draw({"one": net}, train, {}).data["models"]["one"]
+        for net in (one, one.float())
+    )
+    assert carried == exact

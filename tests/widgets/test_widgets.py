@@ -107,6 +107,9 @@ def test_controls_are_lists_or_have_a_label_and_a_first_value():
         1,
     )
     assert (listed["label"], listed["names"]) == ("listed", ["None", "0.5"])
+    for values in (np.array([0.1, 0.2], np.float32), torch.tensor([0.1, 0.2])):
+        _, drawn = drawing(size=values)
+        assert [given["size"] for given in drawn[1:]] == values.tolist()
 
 
 def test_too_many_pictures_are_refused_before_one_is_drawn():

@@ -215,6 +215,19 @@ def as_inputs(inputs: Any, *, read: bool = True, by_name: bool = True) -> Any:
     return tensors if named else tensors["inputs"]
 
 
+def as_image(image: Any) -> Tensor:
+    """Return an image [channels, height, width] as float32, bytes as 0 to 1.
+
+    Raises what `as_tensor` raises, and ValueError unless it has 1, 3 or 4 channels.
+    """
+    hint = "; of images [samples, height, width] give images[:, None]"
+    image = as_tensor(
+        "image", image, "channels height width", floating=False, hint=hint
+    )
+    one_of("the number of channels, the first axis of an image", len(image), (1, 3, 4))
+    return image.detach().float() / (255 if image.dtype == torch.uint8 else 1)
+
+
 def first_tensor(inputs: Inputs) -> Tensor:
     """Return the tensor, or the first of several."""
     return inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))

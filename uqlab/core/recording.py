@@ -346,7 +346,7 @@ def plain(name: str, value: Any, allow_nan: bool = False) -> Any:
         if allow_nan:
             return None
         raise ValueError(
-            f"{name} is {value}, which JSON cannot hold; "
+            f"{name} is {value}, which JSON cannot hold; leave it out, or "
             "record(..., allow_nan=True) stores it as null"
         )
     if isinstance(value, int | float | str | None):

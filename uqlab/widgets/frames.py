@@ -141,6 +141,9 @@ def _seen_of(axis: Axis) -> tuple:
 MOST = 300  # pictures, some 15 kB each
 
 
+Options = Sequence[Any] | np.ndarray | Tensor
+
+
 class Control(NamedTuple):
     """A control of an explorer: a slider of numbers, else buttons or a menu.
 
@@ -155,13 +158,13 @@ class Control(NamedTuple):
     """
 
     label: str
-    options: Sequence[Any]
+    options: Options
     first: int = 0
 
 
 def explore(
     draw: Callable[..., Any],
-    controls: Mapping[str, Control | Sequence[Any]],
+    controls: Mapping[str, Control | Options],
     seen: str | Callable[..., str],
     figure: Figure,
 ) -> Hand:
@@ -216,14 +219,15 @@ def _combinations(controls: Mapping[str, Control]) -> Iterator[dict[str, Any]]:
         yield {name: value for name, (_, value) in pairs}
 
 
-def _control(name: str, control: Control | Sequence[Any]) -> Control:
+def _control(name: str, control: Control | Options) -> Control:
     """Return a control whose options are all (name, value)."""
     if not isinstance(control, Control):
         control = Control(name, control)
-    if not control.options:
+    given = getattr(control.options, "tolist", lambda: list(control.options))()
+    if not given:
         raise ValueError(f"`controls` gives no value for {name}")
     options = []
-    for option in control.options:
+    for option in given:
         if not isinstance(option, tuple):
             text = f"{option:g}" if isinstance(option, float) else str(option)
             option = text, option

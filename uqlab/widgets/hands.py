@@ -12,7 +12,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
-from typing import Any, cast
+from typing import Any
 
 import anywidget
 import matplotlib as mpl
@@ -30,8 +30,16 @@ from torch.nn import functional as F
 
 from uqlab import plots
 from uqlab.analysis.spectra import random_level
-from uqlab.core.checks import ArrayLike, as_tensor, one_of
+from uqlab.core.checks import (
+    ArrayLike,
+    as_image,
+    as_tensor,
+    at_least,
+    by_name,
+    one_of,
+)
 from uqlab.core.modules import hooked, layers_of
+from uqlab.core.recording import plain
 from uqlab.data import Dataset
 from uqlab.study import scoreboard, scores
 from uqlab.study.methods import METHODS
@@ -102,8 +110,7 @@ class Hand(anywidget.AnyWidget):
         self.text = text or name
         modules = [(STATIC / f"{file}.js").read_text() for file in ("shared", name)]
         self._esm = "\n".join(modules)
-        plain = json.dumps({"colors": COLORS, **data}, allow_nan=False)
-        super().__init__(data=json.loads(plain))
+        super().__init__(data=plain("data", {"colors": COLORS, **data}))
 
     def open(self) -> None:
         """Connect to the front end, unless a program runs the page."""
@@ -160,7 +167,7 @@ def spread(count: int, most: int) -> list[int]:
     return np.linspace(0, count - 1, min(most, count)).astype(int).tolist()
 
 
-Number = int | float
+Number = int | float | np.number | Tensor
 
 
 def guess(
@@ -169,7 +176,7 @@ def guess(
     high: Number = 0,
     unit: str = "",
     *,
-    choices: Sequence[str] = (),
+    choices: Sequence[str] | np.ndarray = (),
     answer: Number | str | None = None,
     then: str = "",
     step: Number | None = None,
@@ -202,17 +209,18 @@ def guess(
     ValueError
         If there is neither a range nor choices, or the answer is none of the choices.
     """
+    choices = list(choices)
     if not choices and low >= high:
         raise ValueError(
             f"a guess needs choices, or a range from low to high; got {low} to {high}"
         )
     if choices and answer not in (None, *choices):
-        raise ValueError(f"the answer {answer!r} is none of the choices {[*choices]}")
+        raise ValueError(f"the answer {answer!r} is none of the choices {choices}")
     data = {
         "question": question,
         "range": [low, high, step],
         "unit": unit,
-        "choices": list(choices),
+        "choices": choices,
         "answer": answer,
         "then": then,
     }
@@ -222,7 +230,7 @@ def guess(
 CARRIED = 3e6  # characters of the networks that a page of drawing carries
 
 
-def cloud(logits: ArrayLike, groups: list[int] | None = None) -> Hand:
+def cloud(logits: ArrayLike, groups: ArrayLike | None = None) -> Hand:
     """Show members as points of the simplex that can be dragged, copied and removed.
 
     `state` has members (probabilities), groups, jackknife and parts, as in
@@ -236,6 +244,7 @@ def cloud(logits: ArrayLike, groups: list[int] | None = None) -> Hand:
         The group of each member, 0 to 3. With them the bars show what lies between and
         within the groups.
     """
+    groups = plain("groups", groups)
     if groups is not None and (
         len(groups) != len(logits) or not {0, 1, 2, 3}.issuperset(groups)
     ):
@@ -300,17 +309,14 @@ def alarm(
 def _picture(image: ArrayLike) -> str:
     """Return an image as the address of a PNG that holds it."""
     memory = io.BytesIO()
-    pixels = _bytes(torch.as_tensor(image)).movedim(0, -1).squeeze(-1)
+    pixels = _bytes(image).movedim(0, -1).squeeze(-1)
     Image.fromarray(pixels.numpy()).save(memory, "png")
     return address(memory.getvalue(), "png")
 
 
-def _bytes(image: Tensor) -> Tensor:
+def _bytes(image: ArrayLike) -> Tensor:
     """Return pixels from 0 to 255 of an image of bytes, or of numbers in [0, 1]."""
-    image = image.detach().cpu()
-    if image.dtype == torch.uint8:
-        return image
-    return (255 * image.float().clamp(0, 1)).round().byte()
+    return (255 * as_image(image).cpu().clamp(0, 1)).round().byte()
 
 
 def front(
@@ -353,6 +359,7 @@ def front(
 def _board(board: pd.DataFrame, columns: list[str]) -> dict[str, Any]:
     """Return the values of each method and seed, and Student's quantile for them."""
     wide: Any = board.pivot(index="seed", columns="method", values=columns)
+    at_least("the number of seeds of a board", len(wide), 2)
     names = list(board["method"].unique())
     return {
         "methods": [_look(name) for name in names],
@@ -402,18 +409,15 @@ def draw(
     ValueError
         If a member is another kind of network.
     """
-    members = {name: scores.members(model) for name, model in models.items()}
-    size = sum(p.numel() for few in members.values() for p in few[0].parameters())
-    fitting = max(1, int(CARRIED / (4 / 3 * size + 1)))
-    carried = {}
+    by_name("models", models, '{"ensemble": ensemble}')
+    inputs = as_tensor("train.inputs", train.inputs, "samples channels height width")
+    for image in examples.values():
+        one_of("the shape of an example", np.shape(image)[1:], [inputs.shape[2:]])
     images = train[:nearest]
-    inputs = cast(Tensor, train.inputs)
-    for name, networks in members.items():
-        carried[name] = [_in_page(network, inputs) for network in networks[:fitting]]
     data = {
         "side": inputs.shape[-1],
         "what": what,
-        "models": carried,
+        "models": _carried(models, inputs),
         "classes": list(map(str, train.classes)),
         "examples": list(map(_grey, examples.values())),
         "called": list(examples),
@@ -423,10 +427,21 @@ def draw(
     return Hand("draw", data)
 
 
+def _carried(models: Mapping[str, nn.Module], inputs: Tensor) -> dict[str, Any]:
+    """Return as many members of each model as fit in a page."""
+    members = {name: scores.members(model) for name, model in models.items()}
+    size = sum(p.numel() for few in members.values() for p in few[0].parameters())
+    fitting = max(1, int(CARRIED / (4 / 3 * size + 1)))
+    return {
+        name: [_in_page(network, inputs) for network in networks[:fitting]]
+        for name, networks in members.items()
+    }
+
+
 @torch.no_grad()
 def _in_page(network: nn.Module, inputs: Tensor) -> list[dict[str, Any]]:
     """Return the layers of a perceptron in 8 bits, after a comparison with it."""
-    network = copy.deepcopy(network).cpu().eval()
+    network = copy.deepcopy(network).cpu().float().eval()
     shape = inputs.shape[1:]
     grey = inputs[:50].cpu().float().mean(1, keepdim=True)
     logits = network(grey.expand(-1, *shape))
@@ -476,7 +491,7 @@ def _quantised(layers, h):
     return carried, h
 
 
-def _grey(image: Tensor) -> str:
+def _grey(image: ArrayLike) -> str:
     """Return the pixels from 0 to 255 as text."""
     return _packed(_bytes(image).float().mean(0).round().byte())
 
