@@ -173,7 +173,7 @@ def test_indexing():
         texts.resize(8)
 
 
-def test_resize():
+def test_resize(unchecked):
     d = data.load("digits", limit=5)
     blocks = d.inputs.reshape(5, 1, 4, 2, 4, 2).mean((3, 5))
     near(d.resize(4).inputs, blocks)  # area averages
@@ -185,6 +185,11 @@ def test_resize():
     x = torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1)
     red = data.Dataset(x, torch.tensor([0]), "", "", ())
     near(red.resize(1, channels=1).inputs.item(), 0.299)
+    for wrong in (255 * x.byte(), x[0]):  # bytes have no shades of 0.299
+        with pytest.raises((TypeError, ValueError), match=r"float\(\)|height, width"):
+            data.read(wrong).resize(1, channels=1)
+    with pytest.raises(TypeError, match="size must be an integer"):
+        d.resize((8, 8))
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,9 @@ def test_own_splits(tmp_path, monkeypatch):
         ({"x": np.zeros((2, 3, 3)), "y": np.array([1, 2])}, "without a gap"),
         ({"x": np.zeros((2, 3, 3)), "y": np.array(["a", "b"])}, "class numbers"),
         ({"x_train": np.zeros((2, 3, 3))}, "must hold arrays x, or x_test"),
+        ({"X": np.zeros((2, 3, 3)), "Y": np.arange(2)}, r"got \['X', 'Y'\]"),
         ({"x": np.array([None, {}])}, "own.npz cannot be read"),
-        ({"x": np.eye(9, dtype=np.uint8)[None]}, "up to 255"),
+        ({"x": np.eye(9, dtype=np.uint8)[None]}, r"up to 255.*astype\(float\)"),
     ],
 )
 def test_own_arrays_are_refused(arrays, message, tmp_path):

@@ -13,7 +13,15 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from uqlab.core.checks import ArrayLike, as_inputs, as_labels, at_least, held, one_of
+from uqlab.core.checks import (
+    ArrayLike,
+    as_inputs,
+    as_labels,
+    as_tensor,
+    at_least,
+    held,
+    one_of,
+)
 from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
 from uqlab.data.embedded import EMBEDDED
@@ -114,10 +122,9 @@ class Dataset:
         Dataset
             With new `inputs`.
         """
-        if isinstance(self.inputs, list):
-            raise TypeError(f"{self.name} holds text; only images can be resized")
         one_of("channels", channels, (None, 1, 3))
-        x = self.inputs
+        at_least("size", size)
+        x = as_tensor("inputs", self.inputs, "samples channels height width")
         if self.fine is not None and size > x.shape[-1]:
             x = self.fine.float()
         if channels not in (None, x.shape[1]):
@@ -326,7 +333,10 @@ def check(
     train, test = (load(task, split, root=root) for split in ("train", "test"))
     for data in (train, test):
         if data.labels.min() < 0 or data.labels.unique().numel() < 2:
-            raise ValueError(f"{data} must have labels of two classes or more to learn")
+            raise ValueError(
+                f"{data} must have labels of two classes or more to learn: a table the "
+                "column label, an .npz the array y"
+            )
     for data in (train, *(load(name, limit=1, root=root) for name in others if name)):
         taken = {*kinds, "sounds"} if "images" in kinds else {*kinds}
         mixed = (data.kind == "texts") != (train.kind == "texts")

@@ -154,7 +154,8 @@ def _images(path: Path, split: str) -> Items:
     arrays = npz(path, "[xy](_train|_test)?")
     end = "" if "x" in arrays else f"_{split}"
     if f"x{end}" not in arrays:
-        raise ValueError(f"{path} must hold arrays x, or x_{split}, got {[*arrays]}")
+        there = [*np.load(path)]
+        raise ValueError(f"{path} must hold arrays x, or x_{split}, got {there}")
     x = _scaled(path, arrays[f"x{end}"])
     if f"y{end}" not in arrays:
         return Items(x, np.full(len(x), -1), ())
@@ -195,6 +196,7 @@ def _scaled(path: Path, x: np.ndarray) -> np.ndarray:
     if x.dtype.kind != "f" or not (x.min() >= 0 and x.max() <= 1):
         raise ValueError(
             f"{path}: x must be uint8 up to 255, or floating point in [0, 1] without "
-            f"NaN, got {x.dtype} {x.min()} to {x.max()}"
+            f"NaN, got {x.dtype} {x.min()} to {x.max()}; of zeros and ones give "
+            "x.astype(float)"
         )
     return x.astype(np.float32)
