@@ -34,7 +34,7 @@ figure.savefig(folder / "mi_ecdf.pdf")
 runs.describe_figure("mi_ecdf", caption="MI < 1 & <script>alert(1)</script>", paper="Figure 2a")"""
 
 BAD = """def deep():
-    raise ValueError("the reason <b>")
+    raise ValueError("it does not fit:\\n" + 150 * "-" + " the reason <b>")
 deep()"""
 
 

@@ -57,11 +57,11 @@ def test_values_are_data_of_the_default_s_type(tmp_path, name, text, value):
         (["-p", "sead", "1"], "unknown parameter 'sead'; 00_good has: seed"),
         (
             ["-p", "seed", "abc"],
-            "00_good: parameter seed must be of type int, got 'abc'",
+            "00_good: parameter seed must be of type int, as 0, got 'abc'",
         ),
         (["-p", "seed", "1.5"], "seed must be of type int"),
         (["-p", "seed", "True"], "seed must be of type int"),
-        (["-p", "widths", "3"], "widths must be of type list"),
+        (["-p", "widths", "3"], r"widths must be of type list, as \(1, 2\)"),
         (["-p", "output_dir", "x"], "use --output-dir"),
         (["-p", "seed", "1", "-p", "seed", "2"], "each NAME once"),
         (["--profile", "papr"], "no profile 'papr'; it has: quick, tiny"),
@@ -86,11 +86,29 @@ def test_a_parameters_cell_that_computes_is_refused(tmp_path, line):
         parameters.defaults(path)
 
 
+def test_what_no_manifest_can_hold_is_refused_before_a_run(project, monkeypatch):
+    monkeypatch.setattr(runs.execution, "run_notebook", None)
+    notebook(project / "set.ipynb", parameters="sizes = {1, 2}")
+    for command in ("run", "sweep"):
+        result = call(command, "set.ipynb")
+        assert result.exit_code == 2
+        assert "set.sizes is a set; use" in result.output
+
+
+def test_a_notebook_without_a_tagged_cell_says_so(project):
+    notebook(project / "bare.ipynb", parameters="")
+    result = call("run", "bare.ipynb", "-p", "seed", "1")
+    assert "no cell is tagged `parameters`" in result.output
+
+
 def test_broken_files_are_named(tmp_path):
     path = notebook(tmp_path / "0.ipynb")
-    (tmp_path / "profiles.yaml").write_text("tiny: [1, 2]")
-    with pytest.raises(ValueError, match=r"profiles\.yaml must map profile"):
-        parameters.overrides(path, "tiny")
+    for entries in ("[1, 2]", "{'0': [1]}"):
+        (tmp_path / "profiles.yaml").write_text(f"tiny: {entries}")
+        with pytest.raises(ValueError, match=r"profiles\.yaml must map profile"):
+            parameters.overrides(path, "tiny")
+    (tmp_path / "profiles.yaml").write_text("tiny:\n  '0':")  # its own values
+    assert parameters.overrides(path, "tiny") == {}
     (tmp_path / "profiles.yaml").unlink()
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     with pytest.raises(ValueError, match=r"0\.ipynb is not a notebook .* byte-order"):
@@ -286,6 +304,7 @@ def test_a_page_adapts_its_defaults_or_refuses_what_leaves_nothing(page, given, 
     [
         (("digits", "leters"), "name must be .*letters.* got .leters"),
         (("digits[3]",), "must have labels of two classes or more"),
+        (("targets.csv",), "a table the column label"),
         (("spoken-digits", "texts.tsv"), "texts holds texts"),
     ],
 )
@@ -293,6 +312,7 @@ def test_sets_that_a_page_cannot_take_are_refused(sets, words, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     rows = [f"word {i}\t{i % 2}" for i in range(30)]
     Path("texts.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
+    Path("targets.csv").write_text("text,target\na,0\nb,1\n")
     data.check("digits", "letters", "")
     data.check("texts.tsv", kinds=["images", "texts"])
     with pytest.raises(ValueError, match=words):
@@ -310,9 +330,9 @@ BEFORE = ["", "import torch\nx = 1", "widths = [0.5, 8.0]  # factors\nmembers = 
         ("memebrs = 3", "unknown parameter 'memebrs'; .* has: widths, members"),
         (
             'widths = "[0.5, 8]"',
-            r"-y\): .*widths must be of type list, got '\[0.5, 8\]'",
+            r"-y\): .*widths must be of type list, as .*, got '\[0.5, 8\]'",
         ),
-        ("members = 2.5", "members must be of type int, got 2.5"),
+        ("members = 2.5", "members must be of type int, as .*, got 2.5"),
         ("members = 3\nwidths = [1, 2]", ""),
     ],
 )

@@ -42,7 +42,8 @@ def test_run(project, monkeypatch):
     kept_sources = {path: path.read_bytes() for path in sources}
     assert kept_sources == sources
     assert re.search(r"^00_good  ok ", result.output, re.MULTILINE)
-    assert "01_bad  failed  01_bad failed: In [4] ValueError: the" in result.output
+    assert "01_bad  failed  01_bad failed: In [4] ValueError: it does" in result.output
+    assert "the reason <b>; kept" in result.output  # whole: the way out stands last
     assert "ok: 1\nfailed: 1\n" in result.output
 
     folder = project / "out" / "tiny" / "00_good"
@@ -72,7 +73,7 @@ def test_run(project, monkeypatch):
 
     failed = project / "out" / "tiny" / "01_bad.failed"
     assert str(failed.relative_to(project)) in result.output
-    assert "ValueError: the reason <b>" in (failed / "error.txt").read_text()
+    assert "the reason <b>" in (failed / "error.txt").read_text()
     assert "\x1b" not in (failed / "error.txt").read_text()
     cells = nbformat.read(failed / "01_bad.ipynb", 4).cells
     ran = [cell.execution_count for cell in cells if cell.cell_type == "code"]

@@ -45,8 +45,10 @@ def test_the_text_of_a_grid_means_a_list(project, name, text, values):
 
 @pytest.mark.parametrize("text", ["", "5:5", "0:3:-1", "[1", "1:30,5"])
 def test_a_grid_that_is_no_list_of_the_parameter_s_type_is_refused(project, text):
-    with pytest.raises(ValueError, match=r"give 0:5|of type int, got '1:30'"):
+    with pytest.raises(ValueError, match=r"give 0:5|of type int, as 0, got '1:30'"):
         runs.sweep("00", {"seed": text}, dry_run=True)
+    with pytest.raises(ValueError, match=r'cannot be read; .* \["a"\],\["b"\]'):
+        runs.sweep("00", {"sizes": "[digits[0-3]],[letters]"}, dry_run=True)
 
 
 def test_the_grid_is_a_product_of_checked_values(project, computed):
@@ -71,7 +73,7 @@ def test_the_grid_is_a_product_of_checked_values(project, computed):
         (["-g", "sead", "0:2"], "unknown parameter 'sead'; 00_some has: seed"),
         (
             ["-g", "seed", "0,one"],
-            "00_some: parameter seed must be of type int, got 'one'",
+            "00_some: parameter seed must be of type int, as 0, got 'one'",
         ),
         (["-g", "seed", "0:2", "-g", "seed", "5"], "each NAME once"),
         (["-g", "seed", "0:2", "-p", "seed", "1"], "in the grid and given as one"),
@@ -248,7 +250,7 @@ assert seed < 2 or Path("mended").exists(), "two\\nlines\""""
     assert result.exit_code == 1
     assert "0 of 3 runs done before" in result.output
     assert re.search(r"^seed=\d  ok  [\d.]+ s$", result.output, re.MULTILINE)
-    failed = r"seed=2  failed  x failed: In \[\d\] AssertionError: two; kept: "
+    failed = r"seed=2  failed  x failed: In \[\d\] AssertionError: two lines; kept: "
     assert len(re.findall(failed, result.output)) == 2
     assert "2 runs, " in result.output
     (outside.parent / "mended").touch()

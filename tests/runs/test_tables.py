@@ -66,6 +66,8 @@ def test_tables_of_all_runs_are_joined(project, computed):
     assert about["parameters"]["width"] == 1.0
     with pytest.raises(ValueError, match="has recorded a table 'bord'"):
         tables.join(report.folder, "bord")
+    with pytest.raises(ValueError, match="sweep's own"):
+        tables.join(report.folder, "table")
 
 
 def test_table_in_a_notebook_is_found_beside_its_folder(project, computed, monkeypatch):

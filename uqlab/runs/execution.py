@@ -38,7 +38,7 @@ from filelock import FileLock, Timeout
 
 from uqlab.core.extras import extra
 from uqlab.core.files import TRAININGS, StrPath, Values, fingerprint, sha256
-from uqlab.core.recording import FOLDER, Record
+from uqlab.core.recording import FOLDER, Record, plain
 from uqlab.runs.manifest import Manifest, Present
 from uqlab.runs.parameters import (
     checked,
@@ -81,7 +81,7 @@ class Job:
     ) -> "Job":
         """Check parameters, which come on top of the profile's, and return the job."""
         given = overrides(notebook, profile, parameters)
-        values = defaults(notebook) | given
+        values = plain(notebook.stem, defaults(notebook)) | given
         folder = folder.expanduser().absolute()
         there = [*folder.glob("manifest.json"), *folder.glob("*/manifest.json")]
         for made in there[:1]:
@@ -303,7 +303,7 @@ def run_notebook(
             pass
     if process.returncode:
         lines = printed.read_text("utf-8", "replace").split("\n")
-        raise RuntimeError(next(filter(None, reversed(lines)), "stopped")[:160])
+        raise RuntimeError(next(filter(None, reversed(lines)), "stopped")[:600])
     printed.unlink()
 
 
@@ -339,7 +339,7 @@ def _papermill() -> None:
     except PapermillExecutionError as error:
         print(click.unstyle(str(error)), file=sys.stderr)
         reason = f"In [{error.exec_count}] {error.ename}: {error.evalue}"
-        sys.exit(reason.splitlines()[0])
+        sys.exit(" ".join(reason.split()))
 
 
 def _end_with_runner() -> None:
@@ -615,7 +615,8 @@ def _listed(text: str, default: Any) -> list[Any]:
         values = meant(f"[{text}]")
     if not isinstance(values, list | range) or not values or "" in values:
         raise ValueError(
-            f"{text!r} has an empty range or item; give 0:5 (0 to 4), 0:10:2 or 1,2,4"
+            f"{text!r} has an empty range or item, or cannot be read; give 0:5 (0 to "
+            '4), 0:10:2, 1,2,4, or of lists ["a"],["b"]'
         )
     return list(values)
 

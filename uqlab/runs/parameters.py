@@ -223,7 +223,10 @@ def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
     path = (folder.parent if folder.name in KINDS else folder) / "profiles.yaml"
     try:
         sets = _load_yaml(path.read_text("utf-8")) if path.is_file() else {}
-        return {profile: {**entries} for profile, entries in sets.items()}
+        return {
+            profile: {name: {**(given or {})} for name, given in entries.items()}
+            for profile, entries in sets.items()
+        }
     except (yaml.YAMLError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{path} must map profile -> notebook -> {{parameter: value}}: {error}"
@@ -303,14 +306,14 @@ def _of_types(values: Values, known: Values, where: str) -> Values:
     values = {**values}
     for name, value in values.items():
         if name not in known:
-            has = ", ".join(known)
+            has = ", ".join(known) or "none, as no cell is tagged `parameters`"
             raise ValueError(f"unknown parameter {name!r}; {where} has: {has}")
         default = known[name]
         kind = list if isinstance(default, tuple) else type(default)
         if kind is float and type(value) is int:
             values[name] = float(value)
         elif default is not None and type(value) is not kind:
-            wanted = f"{name} must be of type {kind.__name__}"
+            wanted = f"{name} must be of type {kind.__name__}, as {default!r}"
             raise ValueError(f"{where}: parameter {wanted}, got {value!r}")
     return values
 

@@ -166,6 +166,8 @@ def join(sweep: Path, name: str) -> int:
     """
     import pandas
 
+    if name == "table":
+        raise ValueError("table.csv is the sweep's own; record it under another name")
     frames, runs = [], []
     for run in _read(sweep).run:
         if table := Record.read(sweep / run).tables.get(name):
