@@ -55,6 +55,9 @@ def test_aurocs_of_several_sets():
         > 0.99
     )
     assert 0.3 < found["near"]["Mahalanobis distance of pixels"] < 0.7
+    sets = map(data.read, (train.requires_grad_(), test, far))
+    train, test, far = sets
+    assert baselines.aurocs(train, test, {"far": far})["far"] == found["far"]
     assert found["near"]["random order"] == found["far"]["random order"] != 0.5
 
 

@@ -316,3 +316,12 @@ def test_wrong_sources_and_weights_are_refused(mine, task, name):
     torch.save(linear(4).state_dict(), mine / "other.pt")
     with pytest.raises(kind, match=words):
         bring.model(source, task, **more)
+
+
+@pytest.mark.parametrize("size", [28, 4])
+def test_a_network_for_images_of_another_size_is_refused_by_name(mine, size):
+    found = bring.model("mine.py:make", data.load("digits"))
+    other = data.load("digits", limit=4).resize(size)
+    words = rf"Sequential does not take inputs \[1, {size}, {size}\] of digits"
+    with pytest.raises(ValueError, match=words):
+        bring.check(found.model, other.inputs, other)

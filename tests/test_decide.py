@@ -169,7 +169,9 @@ def test_saved_logits_and_probabilities_are_read_alike(tmp_path):
     np.savez(tmp_path / "d.npz", x=logits)
     np.savez(tmp_path / "e.npz", probabilities=logits)
     np.savez(tmp_path / "f.npz", logits=logits, labels=labels[:5])
-    for name, words in {"d": "logits or prob", "e": "sum to 1", "f": "labels"}.items():
+    torch.save({"logits": logits}, tmp_path / "g.npz")  # a zip, too
+    wrong = {"d": "logits or prob", "e": "sum to 1", "f": "labels", "g": "savez"}
+    for name, words in wrong.items():
         with pytest.raises(ValueError, match=words):
             decide.saved(tmp_path / f"{name}.npz")
 

@@ -254,8 +254,9 @@ def test_it_prints_and_becomes_a_frame():
         (lambda: study.evaluate(ensemble(), (X, Y), outputs="counts"), "outputs must be"),
         (
             lambda: study.evaluate({"a": ensemble(), "b": ensemble()}, (X, Y), save="x"),
-            "save takes the logits of one classifier",
+            "save is a file for the logits of one classifier",
         ),
+        (lambda: study.evaluate(None, (X, Y), save="."), "name a file"),  # before all
     ],
 )  # fmt: skip
 def test_what_cannot_be_evaluated_is_refused(call, message):
@@ -271,3 +272,5 @@ def test_logits_of_several_models_come_by_name(unchecked):
         study.evaluate(z, Y, shifted={"noise": z})
     with pytest.raises(TypeError, match="ood must be by name"):
         study.evaluate(ensemble(), (X, Y), FAR)
+    with pytest.raises(TypeError, match="shifted must be by name"):
+        study.evaluate(ensemble(), (X, Y), shifted=(X, Y))

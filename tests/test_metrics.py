@@ -203,3 +203,7 @@ def test_interval_of_a_measure_and_of_a_paired_difference(measure):
     assert metrics.interval(runs, labels, measure, than=runs, repeats=20) == (0, 0, 0)
     with pytest.raises(ValueError, match="number of runs must be at least 1"):
         metrics.interval(runs, labels, measure, than=[])
+    grown = [z.requires_grad_() for z in runs]  # outside of no_grad
+    assert metrics.interval(grown, labels, measure, repeats=200) == found
+    low, high = metrics.bootstrap(torch.mean, grown[0].flatten(), repeats=20)
+    assert low < high

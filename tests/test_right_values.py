@@ -246,6 +246,13 @@ def test_an_alarm_is_silent_on_the_entropies_that_it_keeps():
     assert decide.drift(usual, 0).update(doubt[:500]).max() < 20
 
 
+def test_a_watch_without_its_alarm_is_refused():
+    cell = code_of("studies/saved_logits.ipynb", "decide.saved(watch")
+    line = cell[cell.index("if watch and") : cell.index("found = ")]
+    with pytest.raises(ValueError, match=r"-p alarm FILE"):
+        exec(line, {"watch": "new.npz", "alarm": ""})
+
+
 # Data --------------------------------------------------------------------------------------
 
 MISSING = ["-1", "-100.0", "None", "NA", "#N/A", "?", "\u200b", "NaN", ""]

@@ -118,7 +118,8 @@ def bootstrap(
     Parameters
     ----------
     statistic
-        Returns a number, or an array: then low and high are arrays, a band.
+        Returns a number, or an array: then low and high are arrays, a band. A tensor
+        among the arrays stays one, which `torch.mean` takes and `np.mean` does not.
     *arrays
         Samples first; all are resampled alike. Lists and columns become arrays. Of
         more than two axes, such as logits [members, samples, classes], the samples'
@@ -138,7 +139,7 @@ def bootstrap(
         For numbers of samples that differ or are 0, and where lengths do not tell the
         samples' axis.
     """
-    read = [x if isinstance(x, Tensor) else np.asarray(x) for x in arrays]
+    read = [x.detach() if isinstance(x, Tensor) else np.asarray(x) for x in arrays]
     pairs = [(x, _samples_axis(x, read)) for x in read]
     sizes = {x.shape[axis] for x, axis in pairs}
     if len(sizes) != 1 or 0 in sizes:
@@ -193,7 +194,7 @@ def interval(
         if each is not None:
             at_least("the number of runs", len(each))
             by_run = [BY_SAMPLE[measure](logits, labels) for logits in each]
-            values = values + sign * torch.stack(by_run).mean(0).cpu().numpy()
+            values = values + sign * torch.stack(by_run).mean(0).detach().cpu().numpy()
     ends = bootstrap(
         np.mean, values, groups=groups, repeats=repeats, seed=seed, level=level
     )

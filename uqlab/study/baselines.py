@@ -11,8 +11,9 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from uqlab import metrics
 from uqlab.core.checks import ArrayLike, as_inputs, by_name
+from uqlab.data import Dataset
 
-Inputs = ArrayLike | list[str]
+Inputs = ArrayLike | list[str] | Dataset
 _WORD = r"\S+"
 
 
@@ -66,7 +67,7 @@ def ood_scores(train: Inputs, inputs: Inputs, seed: int = 0) -> dict[str, np.nda
     if _is_texts(train):
         name, unusual = "rarity of words", _rarity(train, inputs)
     else:
-        measured = "pixels" if np.ndim(train) > 2 else "inputs"
+        measured = "pixels" if as_inputs(train).ndim > 2 else "inputs"
         name = f"Mahalanobis distance of {measured}"
         x, at = _rows(train, inputs)
         unusual = LedoitWolf().fit(x).mahalanobis(at)
@@ -100,7 +101,7 @@ def _rows(*sets):
     shapes = {x.shape[1:] for x in images}
     if len(shapes) > 1:
         raise ValueError(f"inputs must be of one shape, got {shapes}")
-    return [x.flatten(1).double().cpu().numpy() for x in images]
+    return [x.flatten(1).detach().double().cpu().numpy() for x in images]
 
 
 def _rarity(train, texts):

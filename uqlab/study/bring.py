@@ -23,7 +23,7 @@ from torch import nn
 
 from uqlab import data, ensembles, models, training
 from uqlab.core import files
-from uqlab.core.checks import InputsLike, as_inputs
+from uqlab.core.checks import InputsLike, as_inputs, first_tensor
 from uqlab.core.files import StrPath
 from uqlab.core.modules import rows_of
 from uqlab.study import methods
@@ -138,7 +138,16 @@ def check(network: nn.Module, inputs: InputsLike, task: data.Dataset) -> None:
     task
         The set with the classes.
     """
-    z = training.predict(network, rows_of(as_inputs(inputs), slice(2)))
+    two = rows_of(as_inputs(inputs), slice(2))
+    try:
+        z = training.predict(network, two)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{type(network).__name__} does not take inputs "
+            f"{list(first_tensor(two).shape[1:])} of {task.name} ({error}): give data "
+            "of the size and channels that it was trained on, or resize them in the "
+            "network"
+        ) from error
     if z.ndim != 3 or z.shape[2] != len(task.classes):
         raise ValueError(
             f"{type(network).__name__} must return logits [batch, "

@@ -27,6 +27,7 @@ from uqlab.metrics import log_prediction
 
 _PENALTY = 0.1  # of RAPS, for every class after the first
 _STEPS = 100  # thresholds that `abstain` tests
+_MAKE = 'one with numpy.savez("run.npz", logits=..., labels=...)'
 
 
 class Conformal(NamedTuple):
@@ -303,7 +304,10 @@ def saved(path: StrPath) -> Saved:
     arrays = _arrays(path)
     kinds = [kind for kind in ("logits", "probabilities") if kind in arrays]
     if len(kinds) != 1:
-        raise ValueError(f"{path} must hold logits or probabilities, got {[*arrays]}")
+        raise ValueError(
+            f"{path} must hold logits or probabilities, got {[*arrays][:9]}; make "
+            f"{_MAKE}, of tensors by tensor.numpy()"
+        )
     names = [*kinds, *(name for name in arrays if name.startswith("ood"))]
     sets = {name: _logits(kinds[0], name, arrays[name]) for name in names}
     logits = sets.pop(kinds[0])
@@ -328,8 +332,7 @@ def _arrays(path):
             return dict(file)
     except (ValueError, OSError, EOFError, TypeError, zlib.error, BadZipFile) as error:
         raise ValueError(
-            f"{path} is not a complete .npz of numbers; make one with "
-            'numpy.savez("run.npz", logits=..., labels=...)'
+            f"{path} is not a complete .npz of numbers; make {_MAKE}"
         ) from error
 
 

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -146,11 +147,16 @@ def evaluate(
     >>> round(result["accuracy"].value, 3), round(result["accuracy"].baseline, 3)
     (0.667, 0.667)
     """
-    by_name("ood", {} if ood is None else ood, '{"a name": ...}')
+    for name, sets in (("ood", ood), ("shifted", shifted)):
+        by_name(name, {} if sets is None else sets, '{"a name": ...}')
     one_of("outputs", outputs, ("classes", "gaussian"))
     models = dict(model) if isinstance(model, Mapping) else {"": model}
-    if save is not None and (len(models) > 1 or outputs != "classes"):
-        raise ValueError("save takes the logits of one classifier; evaluate it alone")
+    several = len(models) > 1 or outputs != "classes"
+    if save is not None and (several or Path(save).is_dir()):
+        raise ValueError(
+            f"save is a file for the logits of one classifier, got {save}; evaluate it "
+            "alone, and name a file"
+        )
     reduce = _gaussians if outputs == "gaussian" else partial(_classes, save)
     how = {"batch_size": batch_size, "precision": precision, "reduce": reduce}
     labelled, others = _answers(models, how, test, shifted or {}, ood or {})
