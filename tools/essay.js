@@ -18,8 +18,8 @@ function draw(el, data) {
   const votes = ({ members }) => {
     const named = members.map(p => p.indexOf(Math.max(...p))), kinds = new Set(named).size;
     const sure = Math.round(100 * average(members.map(p => Math.max(...p))));
-    change(said, {}, (kinds === 1 ? `All ten networks say ${data.classes[named[0]]}.`
-      : `The ten networks name ${COUNT[kinds]} different digits.`) + ` On average each is ${sure} % sure.`);
+    change(said, {}, (kinds === 1 ? `All ten say ${data.classes[named[0]]}` : `The ten name ${COUNT[kinds]} different digits`)
+      + `, each ${sure} % sure on average.`);
   };
   explorer("draw", at, data, votes);
   const easel = at.querySelector(".easel"), chosen = easel.querySelectorAll("select")[1];
@@ -42,11 +42,13 @@ function draw(el, data) {
 // 2. Two situations of ten members with one mean -----------------------------------------------------------------------
 function cloud(el, data) {
   const tools = part(el, "div", { class: "choice" }), at = part(el, "div");
-  const all = Object.entries(data.situations).map(([name, members]) => button(tools, name, "put the ten points there", () => {
+  const all = [];
+  all.push(...Object.entries(data.situations).map(([name, members]) => button(tools, name, "put the ten points there", () => {
     all.forEach(each => change(each, { "aria-pressed": each.textContent === name }));
     at.replaceChildren();
     explorer("cloud", at, { ...data, members });
-  }));
+    if (name !== all[0].textContent) at.querySelector(".missions").remove(); // its task is to come here
+  })));
   all[0].click();
 }
 
@@ -54,6 +56,7 @@ function cloud(el, data) {
 function alarm(el, data) {
   const at = part(el, "div"), mark = data.stack ? columns(el, data) : () => {};
   explorer("alarm", at, data, mark);
+  if (data.stack) at.querySelector(".row").after(el.querySelector(".stack").parentElement); // beside the slider
 }
 
 const TALL = 130, GAP = 54;
@@ -61,9 +64,10 @@ const TALL = 130, GAP = 54;
 function columns(el, { colors, settings, stack, what }) {
   const root = box(el, { colors }), kinds = Object.keys(stack[0]), wide = GAP * settings.length;
   const top = Math.max(...stack.flatMap(set => settings.map((_, i) => sum(kinds.map(kind => set[kind][i])))));
-  const chart = part(root, "svg", { viewBox: `-44 -20 ${wide + 170} ${TALL + 58}`, class: "stack", role: "img" });
+  const chart = part(root, "svg", { viewBox: `-44 -20 ${wide + 170} ${TALL + 62}`, class: "stack", role: "img" });
+  chart.style.maxWidth = `${1.2 * (wide + 170)}px`;
   part(chart, "path", { d: `M0,${TALL}H${wide}`, class: "axis" });
-  part(chart, "text", { x: wide / 2, y: TALL + 34, "text-anchor": "middle", class: "small" }, what);
+  part(chart, "text", { x: wide / 2, y: TALL + 38, "text-anchor": "middle", class: "small" }, what);
   part(chart, "text", { x: -8, y: TALL / 2, "text-anchor": "middle", class: "small",
     transform: `rotate(-90 -8 ${TALL / 2})` }, "mean, nats");
   kinds.forEach((kind, k) => {
@@ -78,7 +82,9 @@ function columns(el, { colors, settings, stack, what }) {
     part(column, "text", { x: (GAP - 14) / 2, y: TALL + 16, "text-anchor": "middle", class: "small" }, name);
     return column;
   });
+  const now = part(chart, "rect", { y: -16, width: GAP - 4, height: TALL + 36, rx: 4, class: "now" });
   return ({ at, s }) => {
+    change(now, { x: GAP * at + 2 });
     all.forEach((column, i) => {
       let foot = TALL;
       kinds.forEach((kind, k) => {
@@ -86,7 +92,7 @@ function columns(el, { colors, settings, stack, what }) {
         change(column.children[k], { y: (foot -= height), height });
       });
       change(column.children[kinds.length], { y: foot - 5 }, sum(kinds.map(kind => stack[s][kind][i])).toFixed(2));
-      change(column, { class: i === at ? "column" : "column pale" });
+      change(column, { class: i === at ? "column" : "" });
     });
     const values = kinds.map(kind => `${kind} ${stack[s][kind][at].toFixed(2)}`).join(", ");
     change(chart, { "aria-label": `Mean uncertainty at ${what} ${settings[at]}: ${values} nats` });
@@ -98,10 +104,10 @@ function cheap(el, { colors, methods, sets, widths, shares, lines }) {
   const root = box(el, { colors }), tools = part(root, "div", { class: "tools" }), W = 420, H = 180;
   const method = radio(tools, "ensemble", methods, 0, () => settle());
   const set = radio(tools, "inputs", sets, 0, () => settle());
-  const chart = part(root, "svg", { viewBox: `-44 -24 ${W + 130} ${H + 66}`, class: "keeps", role: "img" });
+  const chart = part(root, "svg", { viewBox: `-60 -24 ${W + 150} ${H + 66}`, class: "keeps", role: "img" });
   const x = i => 20 + ((W - 40) * i) / (widths.length - 1), y = share => H * (1 - Math.min(1, Math.max(0, share)));
   part(chart, "path", { d: `M0,0V${H}H${W}`, class: "axis" });
-  part(chart, "text", { x: -40, y: -10, class: "small" }, "share that triggers the alarm");
+  part(chart, "text", { x: -56, y: -10, class: "small" }, "share that triggers the alarm");
   part(chart, "text", { x: W / 2, y: H + 36, "text-anchor": "middle", class: "small" }, "width of the shared network");
   for (const tick of [0, 0.5, 1]) {
     part(chart, "text", { x: -6, y: y(tick) + 4, "text-anchor": "end", class: "small" }, `${100 * tick} %`);
@@ -133,13 +139,15 @@ function cheap(el, { colors, methods, sets, widths, shares, lines }) {
 // 7. Scores and simple baselines; scores: [{name, kind, values [set]}], the first always shown -------------------------
 function baselines(el, { colors, sets, scores }) {
   const root = box(el, { colors }), tools = part(root, "div", { class: "tools" }), W = 300, ROW = 19;
+  const key = (parent, { kind }) => parent.prepend(part(parent, "span", { class: `key ${kind}`, "aria-hidden": true }));
+  key(part(tools, "span", { class: "always" }, scores[0].name), scores[0]);
   const boxes = scores.slice(1).map(score => checkbox(tools, score.name, () => settle()));
   const chart = part(root, "svg", { class: "scores", role: "img" });
   const seen = part(root, "p", { "aria-live": "polite", class: "seen" });
   function settle() {
     const shown = scores.filter((_, i) => !i || boxes[i - 1].checked), high = ROW * shown.length + 16;
     chart.replaceChildren();
-    change(chart, { viewBox: `-96 -6 ${W + 140} ${high * sets.length + 44}` });
+    change(chart, { viewBox: `-96 -6 ${W + 164} ${high * sets.length + 44}` });
     const x = value => (W * Math.max(0, value - 0.5)) / 0.5, foot = high * sets.length;
     for (const tick of [0.5, 0.75, 1]) {
       part(chart, "path", { d: `M${x(tick)},0V${foot}`, class: "guide" });
@@ -159,8 +167,7 @@ function baselines(el, { colors, sets, scores }) {
     const best = sets.map((set, s) => shown.reduce((a, b) => (b.values[s] > a.values[s] ? b : a)).name);
     change(seen, {}, `Best of what is shown: ${sets.map((set, s) => `${set}, ${best[s]}`).join("; ")}.`);
   }
-  tools.querySelectorAll("label").forEach((label, i) =>
-    label.prepend(part(label, "span", { class: `key ${scores[i + 1].kind}`, "aria-hidden": true })));
+  boxes.forEach((each, i) => key(each.parentElement, scores[i + 1]));
   settle();
 }
 

@@ -5,9 +5,9 @@
 const FLOOR = 1e-4, BINS = 36, WIDE = 460, TALL = 78;
 const MISSIONS = what => [
   [`Slide the ${what} until the alarm misses three in ten of what it caught at first, while the AUROC moves by less than `
-    + "0.05.", "The AUROC sees only the order, and the alarm only the scale.", now => now.failed],
+    + "0.05.", "The AUROC sees only the ranking, and the alarm only the level.", now => now.failed],
   [`Leave the ${what} there, and let the alarm catch more again.`,
-    "The order was there all the time: an alarm must be set on the network that it watches.",
+    "The ranking was there all the time: an alarm must be set on the network that it watches.",
     now => now.failed && now.mute && now.more],
 ];
 
@@ -124,7 +124,7 @@ function render({ model, el }) {
       + `catches ${percent(now.caught)} of ${set.name}`
       + `${back(percent(first.caught))}, with ${percent(now.false_alarms, 1)} false alarms; the AUROC is `
       + `${now.auroc.toFixed(3)}${back(first.auroc.toFixed(3))}. `
-      + (mute && !anew.checked ? "The order stays, the scale collapses: OOD inputs still lie above ID inputs, but below "
+      + (mute && !anew.checked ? "The ranking stays, the level collapses: OOD inputs still lie above ID inputs, but below "
       + "the line. " : "")
       + "Framed images are caught, pale ones pass.");
     look({ mute, failed, more: now.caught > kept.caught });
