@@ -583,7 +583,7 @@ def film() -> None:
 
 
 def main(options: list[str]) -> None:
-    """Write the page where that is needed, and the picture if that was asked for."""
+    """Write the page where that is needed, and the picture on request."""
     old = ESSAY.read_text("utf-8") if ESSAY.exists() else ""
     if "--force" in options or f"<!-- sha256 {digest()} -->" not in old:
         write()

@@ -1,6 +1,7 @@
 """The essay as it is committed, in Chromium: every scene answers the mouse, a finger and the keys; nothing is loaded."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,29 +119,26 @@ SLOW = """() => {
 }"""
 
 
-def test_a_finger_beside_the_points_scrolls_the_page(essay):
+def test_a_finger_drags_a_point_and_beside_the_points_scrolls_the_page(essay):
     page = essay(400, has_touch=True)
     page.locator("body[data-ready]").wait_for(state="attached")
-    stage = page.locator("#cloud .stage svg")
+    stage, members = page.locator("#cloud .stage svg"), page.locator("#cloud .member")
     stage.scroll_into_view_if_needed()
-    drawn(stage)
-    x, y = inside(stage.bounding_box(), 0.5, 0.3)
-    before = page.evaluate("scrollY")
-    session = page.context.new_cdp_session(page)
-    swipe = {"x": x, "y": y, "yDistance": -200, "gestureSourceType": "touch"}
-    session.send("Input.synthesizeScrollGesture", swipe)
-    assert page.evaluate("scrollY") > before + 100
-    member = page.locator("#cloud .member .dot").first
-    held = member.bounding_box()
-    said = page.locator("#cloud .member").first.get_attribute("aria-label")
-    before = page.evaluate("scrollY")
-    x, y = inside(held, 0.5, 0.5)
-    session.send(
-        "Input.synthesizeScrollGesture", swipe | {"x": x, "y": y, "yDistance": -60}
-    )
-    drawn(stage)
-    assert page.evaluate("scrollY") == before
-    labels = page.locator("#cloud .member").evaluate_all(
-        "all => all.map(each => each.ariaLabel)"
-    )
-    assert said not in labels
+    touch = partial(page.context.new_cdp_session(page).send, "Input.dispatchTouchEvent")
+
+    def swipe(x, y) -> float:
+        """Move a finger up by 200 pixels; return by how much the page scrolled."""
+        before = page.evaluate("scrollY")
+        for step in range(11):
+            at = [{"x": x, "y": y - 20 * step}]
+            touch({"type": "touchMove" if step else "touchStart", "touchPoints": at})
+            drawn(stage)
+        touch({"type": "touchEnd", "touchPoints": []})
+        page.wait_for_timeout(300)
+        return page.evaluate("scrollY") - before
+
+    first = members.last.get_attribute("aria-label")
+    assert swipe(*inside(stage.bounding_box(), 0.5, 0.3)) > 100
+    assert members.last.get_attribute("aria-label") == first
+    assert swipe(*inside(members.last.locator(".dot").bounding_box(), 0.5, 0.5)) == 0
+    assert members.last.get_attribute("aria-label") != first
