@@ -54,10 +54,11 @@ test-release: dev
 soak: dev
 	$(BIN)/python -m pytest -n $(WORKERS) tests/properties --hypothesis-profile soak $(PYTEST)
 
-# The lessons with their results as Markdown, docs/, for who has no Python; what was run at `quick` before and is still
-# true is not run again.
+# The lessons with their results as Markdown, docs/, for who has no Python, and the essay; what was run at `quick` before
+# and is still true is not run again.
 docs: .venv
 	$(BIN)/python tools/render.py
+	$(BIN)/python tools/essay.py
 
 # Pages, guides and reference as a site; what was run at `quick` comes with its results. Nothing is fetched.
 book: dev

@@ -148,6 +148,14 @@ def alive(match):
     )  # for Markdown HTML ends with an empty line
 
 
+def add_essay(app, error):
+    """The essay as it is, beside the front page; its links lead to the lessons in the book."""
+    text = (ROOT / "docs" / "essay.html").read_text("utf-8")
+    text = re.sub(r'href="lessons/(\w+)\.md"', r'href="notebooks/\1.html"', text)
+    text = text.replace('href="../README.md"', 'href="index.html"')
+    (Path(app.outdir) / "essay.html").write_text(text, "utf-8")
+
+
 def copy(path, to):
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, to)
@@ -302,4 +310,5 @@ def setup(app):
     app.connect("config-inited", gather)
     app.connect("autodoc-process-docstring", restructured)
     app.connect("autodoc-skip-member", of_tuples)
+    app.connect("build-finished", add_essay)
     app.add_html_math_renderer("mathml", (inline, None), (display, None))

@@ -9,6 +9,7 @@ import sys
 from base64 import b64encode
 from pathlib import Path
 
+import essay
 import nbformat
 import numpy as np
 import pytest
@@ -45,6 +46,33 @@ def test_links_lead_somewhere_and_nothing_is_of_one_machine(page):
     assert [link for link in local if not (page.parent / link).exists()] == []
     assert not re.search(r"(?<![\w.])/(work|home|tmp|root|usr)/|[A-Z]:\\\\", whole)
     assert not re.search(r" at 0x[0-9a-f]{6}|Warning:|Traceback|\d+it/s", whole)
+
+
+def test_the_essay_is_one_small_file_of_its_present_sources():
+    page = (DOCS / "essay.html").read_text("utf-8")
+    assert page.endswith(f"<!-- sha256 {essay.digest()} -->\n"), "make docs"
+    assert len(page.encode()) <= 4e6
+    assert "](essay.html)" in (DOCS / "README.md").read_text()
+    links = re.findall(r'href="([^"]+)"', page.partition("<script")[0])
+    local = [link for link in links if not link.startswith("data:")]
+    assert len(local) > 5
+    assert [link for link in local if not (DOCS / link).exists()] == []
+    assert not re.search(r"https?:(?!//www.w3.org/2000/svg)", page)
+
+
+# What the text may say without the run: thresholds, years, a digit to draw.
+BY_HAND = ["3", "95", "1", ".05", "2024", "17", "6", "2", "4", "5", "7"]
+
+
+def test_the_numbers_of_the_essay_come_from_its_run():
+    text = Path(essay.__file__).with_suffix(".html").read_text("utf-8")
+    text = re.search(r"<main>(.+)<h3>References", text, re.S)[1]
+    text = re.sub(r"<[^>]+>|\{\{\w+\}\}", " ", text)
+    assert {*re.findall(r"\.?\d[\d.,]*\b", text)} <= {*BY_HAND}
+    page = (DOCS / "essay.html").read_text("utf-8")
+    main = re.search(r"<main>(.+)</main>", page, re.S)[1]
+    assert "{{" not in main
+    assert 1200 <= len(re.sub(r"<[^>]+>", " ", main).split()) <= 1500
 
 
 def test_docs_is_small_and_its_pictures_are_shown():

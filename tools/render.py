@@ -51,7 +51,10 @@ EXPLORERS = {
 
 CONTENTS = """# The lessons, with their results
 
-To read them nothing has to be installed. In the notebooks you change every value, draw, drag and guess:
+[The essay](essay.html) tells the story of the first lessons in eight minutes, and every figure in it can be played with:
+download the file and open it in a browser. It loads nothing.
+
+To read the lessons nothing has to be installed. In the notebooks you change every value, draw, drag and guess:
 [how to run them](../README.md). [The guide](../notebooks/README.md) has the lessons by track, and a glossary.
 """
 

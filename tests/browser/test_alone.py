@@ -78,10 +78,26 @@ def test_alarm_counts_what_the_metrics_count(alone, at, key, anew):
             i for i, v in enumerate(other["shown"]) if caught[v]
         ]
         silent = (
-            "The order stays, the scale collapses" in page.locator(".seen").inner_text()
+            "The ranking stays, the level collapses"
+            in page.locator(".seen").inner_text()
         )
         assert silent == (at == 1 and not anew)  # a sixteenth of the values before
     assert page.locator(".uqlab-hand b").count() == 0  # the set "<b>mine</b>" is text
+
+
+def test_an_alarm_of_one_setting_passes_as_many_as_the_reader_chooses(alone):
+    x = torch.arange(1.0, 41.0).double()
+    values = {"narrow": {"id": x, "far": x + 8}}
+    images = {"far": torch.rand(40, 1, 4, 4)}
+    page = alone(widgets.alarm(values, images, passing=[0.5, 0.95]))
+    caught = page.locator("[data-name=caught]")
+    for key, share in {"Home": 0.5, "End": 0.95}.items():
+        page.get_by_role("slider").press(key)
+        drawn(page)
+        expected = (x + 8 > x.quantile(share)).double().mean().item()
+        found = float(caught.get_attribute("data-value"))
+        assert found == pytest.approx(expected, abs=1e-6)
+    assert "where 95 % of id pass. It catches" in page.locator(".seen").inner_text()
 
 
 def test_front_recommends_as_the_scoreboard_does(alone):

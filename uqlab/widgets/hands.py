@@ -265,10 +265,9 @@ def alarm(
     *,
     what: str = "width",
     shown: int = 40,
+    passing: Sequence[float] = (0.95,),
 ) -> Hand:
     """Show an alarm whose threshold is set at the first setting, and what it catches.
-
-    95 % of the in-distribution inputs pass at the first setting.
 
     `state` has at (place of the setting), s (of the set), threshold, auroc, caught and
     false_alarms.
@@ -286,6 +285,9 @@ def alarm(
         The settings' name.
     shown
         How many images of each OOD set are shown.
+    passing
+        The share of in-distribution inputs that pass at the first setting. If there are
+        several, a slider chooses one of them.
     """
     sets = {}
     for key in ("id", *images):
@@ -299,7 +301,7 @@ def alarm(
     data = {
         "what": what,
         "settings": [f"{s:g}" if isinstance(s, float) else str(s) for s in values],
-        "pass": 0.95,
+        "pass": list(passing),
         "known": sets.pop("id"),
         "outside": list(sets.values()),
     }
@@ -390,6 +392,8 @@ def draw(
     The page carries the networks, with weights of 8 bits, so no kernel is needed. Of
     every model it has the first members, equally many of each, as long as all of them
     fit in 3 MB.
+
+    `state` has members (probabilities) and parts, as in `uncertainty.decompose`.
 
     Parameters
     ----------

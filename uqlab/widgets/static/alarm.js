@@ -1,12 +1,13 @@
-// An alarm that is set at the first setting and keeps its threshold; data: what (of the settings), settings, pass,
-// known {name, values}, outside [{name, values, shown, images}]; values are [setting][input], in nats.
+// An alarm that is set at the first setting and keeps its threshold; data: what (of the settings), settings, pass (shares
+// of known inputs, of several the reader chooses), known {name, values}, outside [{name, values, shown, images}]; values
+// are [setting][input], in nats.
 
 const FLOOR = 1e-4, BINS = 36, WIDE = 460, TALL = 78;
 const MISSIONS = what => [
   [`Slide the ${what} until the alarm misses three in ten of what it caught at first, while the AUROC moves by less than `
-    + "0.05.", "The AUROC sees only the order, and the alarm only the scale.", now => now.failed],
+    + "0.05.", "The AUROC sees only the ranking, and the alarm only the level.", now => now.failed],
   [`Leave the ${what} there, and let the alarm catch more again.`,
-    "The order was there all the time: an alarm must be set on the network that it watches.",
+    "The ranking was there all the time: an alarm must be set on the network that it watches.",
     now => now.failed && now.mute && now.more],
 ];
 
@@ -16,13 +17,15 @@ function render({ model, el }) {
   const reach = Math.log10(Math.max(top, 10 * FLOOR) / FLOOR);
   const x = value => (Math.log10(Math.max(value, FLOOR) / FLOOR) / reach) * WIDE;
 
-  const tools = part(root, "div", { class: "tools" });
-  const setting = slider(tools, data.what, data.settings, 0, () => soon());
+  const percent = (share, digits = 0) => `${+(100 * share).toFixed(digits)} %`;
+  const tools = part(root, "div", { class: "tools" }), several = data.settings.length > 1;
+  const choose = (text, names) => (names.length > 1 ? slider(tools, text, names, 0, () => soon()) : { value: 0 });
+  const setting = choose(data.what, data.settings);
+  const passing = choose(`${known.name} that pass`, data.pass.map(share => percent(share, 1)));
   const which = menu(tools, "OOD set", data.outside.map((set, i) => [i, set.name]), () => settle());
-  const anew = checkbox(tools, "set the alarm anew here", () => settle());
+  const anew = several ? checkbox(tools, "set the alarm anew here", () => settle()) : { checked: false };
   button(tools, "reset", "back to the first setting", () => {
-    setting.value = 0;
-    which.value = 0;
+    setting.value = passing.value = which.value = 0;
     anew.checked = false;
     settle();
   });
@@ -64,11 +67,10 @@ function render({ model, el }) {
   const order = dial("AUROC", 0.5, " (from 0.5)"), caught = dial("caught", 0, " of the OOD set");
 
   const seen = part(root, "p", { "aria-live": "polite", class: "seen" });
-  const look = checklist(root, MISSIONS(data.what));
+  const look = checklist(root, several ? MISSIONS(data.what) : []);
   let failed = false; // whether the reader has seen it
   const wall = part(root, "div", { class: "wall", role: "group", "aria-label": "Some inputs of the OOD set" });
 
-  const lines = known.values.map(values => quantile(values, data.pass));
   const orders = data.outside.map(set => set.values.map((values, i) => auroc(known.values[i], values)));
   const sorted = [known, ...data.outside].map(set => set.values.map(values => [...values].sort((a, b) => a - b)));
 
@@ -81,7 +83,7 @@ function render({ model, el }) {
   const peak = Math.max(...shares.flat(2));
 
   function measured(at = setting.value, own = anew.checked) {
-    const s = +which.value, threshold = lines[own ? at : 0];
+    const s = +which.value, threshold = quantile(known.values[own ? at : 0], data.pass[passing.value]);
     const above = k => 1 - place(sorted[k][at], threshold, true) / sorted[k][at].length;
     return { at, s, threshold, auroc: orders[s][at], caught: above(1 + s), false_alarms: above(0) };
   }
@@ -111,18 +113,18 @@ function render({ model, el }) {
   }
 
   function settle() {
-    const now = draw(), set = data.outside[now.s], here = `${data.what} ${data.settings[now.at]}`;
-    change(chart, { "aria-label": `Histograms of the mutual information at ${here}; heights: square roots of shares` });
-    const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+    const now = draw(), set = data.outside[now.s], at = place => `at ${data.what} ${data.settings[place]}`;
+    change(chart, { "aria-label": `Histograms of the mutual information ${several ? at(now.at) : ''}; heights: square roots of shares` });
     const first = measured(0), back = value => (now.at ? ` (at ${data.settings[0]}: ${value})` : "");
     const kept = measured(now.at, false), stands = Math.abs(now.auroc - first.auroc) < 0.05;
     const mute = stands && kept.caught < 0.7 * first.caught; // with the alarm of the first setting
     failed ||= mute && !anew.checked;
-    change(seen, {}, `The alarm is set at ${data.what} ${data.settings[anew.checked ? now.at : 0]}, where `
-      + `${percent(data.pass)} of ${known.name} pass. At ${here} it catches ${percent(now.caught)} of ${set.name}`
+    change(seen, {}, `The alarm is set ${several ? `${at(anew.checked ? now.at : 0)}, ` : ""}where `
+      + `${percent(data.pass[passing.value], 1)} of ${known.name} pass. ${several ? `A${at(now.at).slice(1)} it` : "It"} `
+      + `catches ${percent(now.caught)} of ${set.name}`
       + `${back(percent(first.caught))}, with ${percent(now.false_alarms, 1)} false alarms; the AUROC is `
       + `${now.auroc.toFixed(3)}${back(first.auroc.toFixed(3))}. `
-      + (mute && !anew.checked ? "The order stays, the scale collapses: OOD inputs still lie above ID inputs, but below "
+      + (mute && !anew.checked ? "The ranking stays, the level collapses: OOD inputs still lie above ID inputs, but below "
       + "the line. " : "")
       + "Framed images are caught, pale ones pass.");
     look({ mute, failed, more: now.caught > kept.caught });

@@ -233,6 +233,8 @@ function render({ model, el }) {
     triangle.setPointerCapture(event.pointerId);
     soon();
   });
+  const still = event => event.target.closest(".member") && event.preventDefault(); // elsewhere a finger scrolls the page
+  triangle.addEventListener("touchstart", still, { passive: false });
   triangle.addEventListener("pointermove", event => {
     if (held < 0 || paint >= 0) return;
     members[held] = nearest(...under(event).map((at, i) => at - grip[i]));

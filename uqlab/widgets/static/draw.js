@@ -148,19 +148,25 @@ function render({ model, el }) {
     });
   }
 
+  // A bar for each probability; of many members, whose rows are low, a shade.
   function drawMembers(members) {
-    const wide = 24, rows = [middle(members), ...members], high = Math.min(22, 220 / rows.length);
+    const wide = 24, rows = [middle(members), ...members], high = Math.min(22, 264 / rows.length), barred = high > 15;
+    const most = rows.map(p => data.classes[p.indexOf(Math.max(...p))]);
     table.replaceChildren();
-    change(table, { viewBox: `-64 -16 ${64 + wide * data.classes.length} ${20 + high * rows.length + 6}` });
+    change(table, { viewBox: `-64 -16 ${64 + wide * data.classes.length} ${20 + high * rows.length + 6}`,
+      "aria-label": `Most probable for the mean: ${most[0]}; for the members: ${most.slice(1).join(", ")}` });
     data.classes.forEach((name, c) =>
       part(table, "text", { x: wide * (c + 0.5), y: -4, "text-anchor": "middle", class: "small" }, name.slice(0, 3)));
     rows.forEach((p, m) => {
       const y = m * high + (m ? 6 : 0);
       const name = ["mean", "members"][m];
       if (name) part(table, "text", { x: -6, y: y + 12, "text-anchor": "end", class: "small" }, name);
+      if (barred) part(table, "path", { d: `M0,${y + high - 1}H${wide * p.length - 1}`, class: "guide" });
       p.forEach((value, c) => {
-        const cell = part(table, "rect", { x: wide * c, y, width: wide - 1, height: high - 1, class: "cell" });
-        change(cell, { "fill-opacity": value.toFixed(3), "data-value": value });
+        const tall = (high - 2) * (barred ? value : 1);
+        const cell = part(table, "rect", { x: wide * c, y: y + high - 1 - tall, width: wide - 2, height: tall,
+          class: "cell" });
+        change(cell, { "fill-opacity": barred ? 1 : value.toFixed(3), "data-value": value });
       });
     });
   }
@@ -188,6 +194,9 @@ function render({ model, el }) {
     const { total, aleatoric, epistemic } = parts;
     change(seen, {}, `${data.classes[best]} (${Math.round(100 * q[best])} %): so predict ${votes} of ${members.length}. `
       + `${total.toFixed(3)} nats in total = ${aleatoric.toFixed(3)} aleatoric + ${epistemic.toFixed(3)} epistemic.`);
+    change(plane, { "aria-label": `Aleatoric ${aleatoric.toFixed(3)}, epistemic ${epistemic.toFixed(3)} nats` });
+    model.set("state", { members: members.map(p => [...p]), parts });
+    model.save_changes();
   });
 
   blend();
