@@ -279,5 +279,7 @@ def test_logits_of_several_models_come_by_name(unchecked):
 def test_differences_are_to_the_first_model_or_are_left_out():
     three = {"one": ensemble().member(0), "a": ensemble(), "b": ensemble()}
     found = study.evaluate(three, (X, Y), {"far": FAR}, **FEW)
-    assert {"accuracy b - one", "auroc_entropy_far b - one", "auroc_mi_far b"} <= {*found}
+    assert {"accuracy b - one", "auroc_entropy_far b - one", "auroc_mi_far b"} <= {
+        *found
+    }
     assert not any("b - a" in row or "auroc_mi_far one" in row for row in found)

@@ -169,11 +169,16 @@ def history() -> dict[tuple[str, str], list[str]]:
 
 
 def lost() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the claims that are gone, or whose sentence has changed."""
-    for (page, name), sentences in sorted(history().items()):
+    """Yield the claims in other words; the last are "" where no page makes one any longer."""
+    found = history()
+    claimed = {name for (_, name), sentences in found.items() if sentences[-1]}
+    for (page, name), sentences in sorted(found.items()):
         told = [
-            s for s in dict.fromkeys(sentences) if not re.fullmatch(r"\{?\w+\}?", s)
+            s
+            for s in dict.fromkeys(sentences)
+            if s and not re.fullmatch(r"\{?\w+\}?", s)
         ]
+        told += [""] if name not in claimed else []
         if len(told) > 1:
             yield page, name, told
 

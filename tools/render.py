@@ -56,6 +56,7 @@ download the file and open it in a browser. It loads nothing.
 
 To read the lessons nothing has to be installed. In the notebooks you change every value, draw, drag and guess:
 [how to run them](../README.md). [The guide](../notebooks/README.md) has the lessons by track, and a glossary.
+[What did not hold](did_not_hold.md) lists every sentence that was tried and fell.
 """
 
 

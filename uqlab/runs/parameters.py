@@ -283,7 +283,9 @@ def overrides(
     has = ["quick", *(name for name in sets if stem in sets[name])]
     if profile not in has:
         others = [name for name in sets.get(profile, ()) if name[:2] == stem[:2]]
-        way = "".join(f"\n{n} has it: uqlab run {n} --profile {profile}" for n in others)
+        way = "".join(
+            f"\n{n} has it: uqlab run {n} --profile {profile}" for n in others
+        )
         known = f"it has: {', '.join(has)}"
         raise ValueError(f"{stem} has no profile {profile!r}; {known}{way}")
     values = sets.get(profile, {}).get(stem, {}) | (changes or {})
