@@ -12,6 +12,7 @@ from uqlab.metrics.intervals import (
     proportion,
 )
 from uqlab.metrics.quality import (
+    BY_SAMPLE,
     accuracy,
     adaptive_ece,
     augrc,
@@ -34,6 +35,7 @@ from uqlab.metrics.quality import (
 )
 
 __all__ = [
+    "BY_SAMPLE",
     "OOD",
     "Interval",
     "accuracy",

@@ -328,16 +328,16 @@ def _of_classes(log_p, labels):
     A row has numbers of every sample, and what a simple baseline has.
     """
     labels = as_labels(labels, *log_p.shape)
-    top, predicted = log_p.max(1)
-    hit = (predicted == labels).double()
-    of_label = log_p.gather(1, labels[:, None])[:, 0]
-    errors = log_p.exp().square().sum(1) - 2 * of_label.exp() + 1
+    z = log_p[None]
+    hit, losses, errors = (
+        metrics.BY_SAMPLE[name](z, labels) for name in ("accuracy", "nll", "brier")
+    )
     shares = labels.bincount().double() / len(labels)
-    both = torch.stack([top.exp(), hit], 1)
-    floor, most = metrics.ece_floor(log_p[None], labels=labels)
+    both = torch.stack([log_p.amax(1).exp(), hit], 1)
+    floor, most = metrics.ece_floor(z, labels=labels)
     rows = {
         "accuracy": (hit, shares.max()),
-        "nll": (-of_label, entr(shares).sum()),
+        "nll": (losses, entr(shares).sum()),
         "ece": (both, floor),
         "brier": (errors, 1 - shares @ shares),
         "aurc": (both, 1 - hit.mean()),
