@@ -11,7 +11,7 @@ others are averaged over the members.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -146,8 +146,8 @@ def fit(
     reasons = {}
     several = len(members(model)) > 1
     inputs, labels = held(inputs, labels)
-    inputs = as_inputs(inputs)
-    two, seen = rows_of(inputs, slice(2)), {}
+    x = as_inputs(inputs)
+    two, seen = rows_of(x, slice(2)), {}
     for name in names:
         one_of("score", name, SCORES)
         score = SCORES[name]
@@ -156,9 +156,9 @@ def fit(
             continue
         try:
             if score.statistics:
-                y = as_labels(labels, count(inputs)).cpu()
+                y = as_labels(labels, count(x)).cpu()
                 if score.of not in seen:
-                    seen[score.of] = _seen(score.of, model, inputs)
+                    seen[score.of] = _seen(score.of, model, x)
                 score._fit(model, seen[score.of], y)
             score(model, two)
         except (ValueError, TypeError, RuntimeError) as error:
