@@ -14,12 +14,12 @@ import hashlib
 import io
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -434,12 +434,6 @@ def compared(logits: Sets, sets: Sets) -> tuple[dict, Numbers]:
 # The page --------------------------------------------------------------------------------------------------------------
 
 
-class Marked(Template):
-    """A text with {{names}} to be replaced."""
-
-    pattern = r"\{\{(?:(?P<named>\w+)|(?P<escaped>\b\B)|(?P<braced>\b\B)|(?P<invalid>\b\B))\}\}"
-
-
 def sources() -> list[Path]:
     """Return the files that the page follows from, the package's Python apart."""
     scripts = [ROOT / "uqlab" / "widgets" / "static" / f"{x}.js" for x in EXPLORERS]
@@ -505,16 +499,11 @@ def write() -> None:
     """Compute and write the page."""
     page, numbers = compute()
     plain = json.dumps(page, allow_nan=False).replace("<", "\\u003c")
-    text = Marked(Path(__file__).with_suffix(".html").read_text("utf-8"))
-    unbroken = {name: value.replace(" %", "\u00a0%") for name, value in numbers.items()}
-    whole = text.substitute(
-        unbroken,
-        policy=CALM,
-        style=(STATIC / "hands.css").read_text(),
-        data=plain,
-        module=module(),
-        sha256=digest(),
-    )
+    text = Path(__file__).with_suffix(".html").read_text("utf-8")
+    marks = {name: value.replace(" %", "\u00a0%") for name, value in numbers.items()}
+    marks |= {"policy": CALM, "style": (STATIC / "hands.css").read_text()}
+    marks |= {"data": plain, "module": module(), "sha256": digest()}
+    whole = re.sub(r"\{\{(\w+)\}\}", lambda mark: marks[mark[1]], text)
     ESSAY.write_text(whole, "utf-8")
     print(f"{ESSAY.relative_to(ROOT)}, {ESSAY.stat().st_size / 1e6:.1f} MB")
 
