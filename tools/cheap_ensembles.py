@@ -34,7 +34,7 @@ def main() -> None:
     judged = pd.concat(
         judged, keys=["on clothes", "on Kuzushiji"], names=["set", "prediction"]
     )
-    judged.to_csv(FOLDER / "predictions.csv")
+    judged.to_csv(FOLDER.with_name("17_cheap_ensembles_predictions.csv"))
     shutil.copy(done / "controls.png", FOLDER)
 
 

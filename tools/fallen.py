@@ -4,7 +4,7 @@
     python tools/fallen.py --history    list the claims since 0e38689 that no page makes any longer, or in other words
 
 Four sources. Claims that fail in one of the other seeds (figures/seeds) or of the long runs (figures/real), registered
-predictions that were false or not decided (`predictions.csv` beside their runs), and what pages no longer claim
+predictions that were false or not decided (figures/real/*_predictions.csv), and what pages no longer claim
 (figures/real/fallen.yaml). Reasons are those of figures/real/evidence.yaml and fallen.yaml.
 """
 
@@ -63,19 +63,12 @@ def in_long_runs() -> Iterator[tuple[str, ...]]:
 
 def predicted() -> Iterator[tuple[str, ...]]:
     """Yield the registered predictions that are false or not decided."""
-    for path in sorted(REAL.glob("*/predictions.csv")):
+    for path in sorted(REAL.glob("*_predictions.csv")):
+        page = path.stem.replace("predictions", "study")
         for row in rows(path):
             if row["verdict"] != "true":
-                page = f"{path.parent.name}_study".replace(
-                    "observatory", "cheap_ensembles"
-                )
-                yield (
-                    page,
-                    f"{row['prediction']} ({row['set']})",
-                    "predictions",
-                    row["verdict"],
-                    row["found"],
-                )
+                sentence = f"{row['prediction']} ({row['set']})"
+                yield page, sentence, "predictions", row["verdict"], row["found"]
 
 
 def given_up() -> Iterator[tuple[str, ...]]:
