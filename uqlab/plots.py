@@ -512,7 +512,7 @@ def images(
     return panels
 
 
-def _picture(image: ArrayLike, ax: Axes, extent: Any = None) -> None:
+def _picture(image, ax, extent=None):
     """Draw an image [channels, height, width]."""
     rows = _array(as_image(image).movedim(0, -1).squeeze(-1))
     ax.imshow(rows, extent=extent, interpolation="nearest", **PICTURE)
