@@ -143,9 +143,11 @@ def faults(name: str, thing: Any, change: dict[str, Any]) -> list[str]:
             if not said and not name.startswith(MAY_BE_NAN) and has_nan(result):
                 found.append("a result is NaN")
         except Exception as error:
+            now = state()  # the check of annotations draws random numbers
             found += bug(error, thing, change)
+        else:
+            now = state()
         drawn = "torch's generator" if name.startswith(DRAWS) else ""
-        now = state()
         found += [f"{k} is changed" for k in now if now[k] != around[k] and k != drawn]
     plt.close("all")
     for parameter in given.keys() - CHANGED.get(name, set()):
