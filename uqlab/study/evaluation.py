@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from uqlab import metrics, training, uncertainty
 from uqlab.core.checks import (
+    as_inputs,
     as_labels,
     as_scores,
     as_tensor,
@@ -31,7 +32,7 @@ from uqlab.core.checks import (
 )
 from uqlab.core.extras import extra
 from uqlab.core.files import StrPath, writing
-from uqlab.core.modules import trainable
+from uqlab.core.modules import rows_of, trainable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -198,7 +199,7 @@ def _from_networks(models, how, data):
         labels.append(some)
         for name, model in models.items():
             if name not in parts:  # an ensemble's first call has more to do
-                training.predict(model, inputs, **how)
+                training.predict(model, rows_of(as_inputs(inputs), slice(2)), **how)
             started = time.perf_counter()
             parts[name].append(training.predict(model, inputs, **how))
             seconds[name] += time.perf_counter() - started
